@@ -1,0 +1,2 @@
+extern "C" int npu_probe() { return 1; }
+int x;

@@ -1,0 +1,1 @@
+extern "C" int npu_probe() { return 1; }
