@@ -1,0 +1,148 @@
+"""Makers of small random models: any test that needs weights builds them here, from a seed, without a hub.
+
+Each maker writes a transformers checkpoint (float32 safetensors, no tokenizer) into a folder and returns the folder.
+Prompts are token ids; in vLLM set ``skip_tokenizer_init=True``. Weights are wide enough that attention decides the
+answer, and norm weights are not all one, so a forgotten mask, scale or weight changes the tokens. Wider (0.2) would be
+chaos: bfloat16 noise would then decide the answer as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = [
+    "MAKERS",
+    "VOCABULARY",
+    "prompt_token_ids",
+    "tiny_gemma2",
+    "tiny_gemma3",
+    "tiny_gpt2",
+    "tiny_llama",
+    "tiny_qwen3",
+]
+
+VOCABULARY = 2048
+"""Number of tokens of each model made here; ids 0 to 2 are left to padding, beginning and end of text."""
+
+_MAX_TOKENS = 2048
+_SPREAD = 0.1  # standard deviation of the weight matrices
+
+# No token of a random model means "end", so a test always gets the number of tokens it asked for.
+_TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+_SHAPE: dict[str, Any] = _TOKENS | {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": _MAX_TOKENS,
+    "initializer_range": _SPREAD,
+}
+
+
+def tiny_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Llama: grouped-query attention, rotary positions, separate output head."""
+    return _save(transformers.LlamaConfig(**_SHAPE | {"tie_word_embeddings": False} | changes), folder, seed)
+
+
+def tiny_qwen3(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3: as Llama, with norms of query and key and tied embeddings."""
+    return _save(transformers.Qwen3Config(**_SHAPE | {"tie_word_embeddings": True} | changes), folder, seed)
+
+
+def tiny_gemma3(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Gemma 3 (text): three layers of sliding window, one of full attention, two rotary bases, tied embeddings.
+
+    The soft cap is on the final logits only: Gemma 3 has none in attention, for that take ``tiny_gemma2``.
+    """
+    special = {
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 40,  # no multiple of a block, so that the window's edge falls inside one
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "final_logit_softcapping": 30.0,
+    }
+    return _save(transformers.Gemma3TextConfig(**_SHAPE | special | changes), folder, seed, _calm_embeddings)
+
+
+def tiny_gemma2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Gemma 2: soft caps in attention and on the logits, sliding window in every other layer.
+
+    Compare it with transformers' ``attn_implementation="eager"``; its "sdpa" leaves the soft cap out.
+    """
+    special = {
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 40,
+        "attn_logit_softcapping": 5.0,  # low enough to bend the scores of these weights
+        "final_logit_softcapping": 30.0,
+    }
+    return _save(transformers.Gemma2Config(**_SHAPE | special | changes), folder, seed, _calm_embeddings)
+
+
+def tiny_gpt2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """GPT-2: learned positions, layer norms with bias, fused qkv, no grouped queries."""
+    shape = _TOKENS | {
+        "vocab_size": VOCABULARY,
+        "n_positions": _MAX_TOKENS,
+        "n_embd": 256,
+        "n_layer": 4,
+        "n_head": 4,
+        "initializer_range": 1.5 * _SPREAD,  # four heads and learned positions: attention needs more weight to be heard
+    }
+    return _save(transformers.GPT2Config(**shape | changes), folder, seed)
+
+
+MAKERS: dict[str, Callable[..., Path]] = {
+    "llama": tiny_llama,
+    "qwen3": tiny_qwen3,
+    "gemma3": tiny_gemma3,
+    "gemma2": tiny_gemma2,
+    "gpt2": tiny_gpt2,
+}
+
+
+def prompt_token_ids(lengths: list[int], *, seed: int = 0) -> list[list[int]]:
+    """Return one random prompt of each length, in tokens, without the special ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def _save(
+    config: transformers.PreTrainedConfig,
+    folder: Path,
+    seed: int,
+    adjust: Callable[[Any], None] | None = None,
+) -> Path:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _roughen_vectors(model)
+        if adjust is not None:
+            adjust(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _roughen_vectors(model: torch.nn.Module) -> None:
+    """Move norm weights and biases off their neutral start, where a missing one would go unnoticed."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+
+
+def _calm_embeddings(model: Any, factor: float = 8.0) -> None:
+    """Shrink a Gemma's embeddings and let its final norm make up for it.
+
+    Gemma multiplies tied embeddings by sqrt(hidden): with random ones the model only repeats its last token, whatever
+    attention says. A Gemma norm multiplies by (1 + weight).
+    """
+    model.model.embed_tokens.weight.div_(factor)
+    model.model.norm.weight.add_(1).mul_(factor).sub_(1)
