@@ -1,5 +1,34 @@
-"""The statistics logger; the entry point is the class itself."""
+"""Statistics of a vLLM server as JSON lines with true percentiles; the entry point is the class itself.
+
+Importing this package needs no vLLM: the logger class is built on first use, because its base class is vLLM's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npu_statlogger.logger import NPUStatLogger
+
+__all__ = ["NPUStatLogger"]
 
 
-class NPUStatLogger:
-    """Placeholder until the logger lands."""
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    if name != "NPUStatLogger":
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    try:
+        from npu_statlogger.logger import NPUStatLogger  # noqa: PLC0415 (vLLM may be absent until the class is used)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "vllm":
+            raise
+        msg = (
+            "npu_statlogger.NPUStatLogger is a vLLM logger and vLLM is not installed in this environment; "
+            "install vLLM 0.32 first (`npu-stat` works without it)."
+        )
+        raise ImportError(msg) from error
+    return NPUStatLogger

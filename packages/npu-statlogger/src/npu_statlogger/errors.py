@@ -1,0 +1,22 @@
+"""The exception tree.
+
+StatLoggerError
+  ConfigError   a setting is unknown or has a value that cannot be used
+  FormatError   a line, or a part of it, is not in this package's format
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "FormatError", "StatLoggerError"]
+
+
+class StatLoggerError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(StatLoggerError, ValueError):
+    """A setting is unknown or has a value that cannot be used."""
+
+
+class FormatError(StatLoggerError, ValueError):
+    """A line, or a part of it, is not in this package's format."""

@@ -1,0 +1,54 @@
+"""Real vLLM records for the tests, and a vLLM that needs no device."""
+
+from __future__ import annotations
+
+import os
+
+# vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+
+from typing import TYPE_CHECKING
+
+import pytest
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestStateStats, SchedulerStats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the file that a test's lines go to."""
+    return tmp_path / "stats.jsonl"
+
+
+@pytest.fixture
+def iteration_stats() -> IterationStats:
+    """One step: a first token, two more tokens, one request finished by length after a preemption."""
+    stats = IterationStats()
+    stats.num_generation_tokens = 3
+    prefill = PrefillStats()
+    prefill.set(num_prompt_tokens=100, num_local_cached_tokens=60, num_external_cached_tokens=10)
+    stats.prompt_token_stats.update_from_output(prefill)
+    stats.num_preempted_reqs = 1
+    stats.time_to_first_tokens_iter = [0.5]
+    stats.inter_token_latencies_iter = [0.02, 0.04]
+    request = RequestStateStats(
+        num_generation_tokens=11,
+        arrival_time=stats.iteration_timestamp - 4.0,
+        queued_ts=10.0,
+        scheduled_ts=11.0,
+        first_token_ts=11.5,
+        last_token_ts=13.5,
+    )
+    stats.update_from_finished_request(FinishReason.LENGTH, "request-1", 100, 11, request, num_cached_tokens=70)
+    return stats
+
+
+@pytest.fixture
+def scheduler_stats() -> SchedulerStats:
+    """One step of a scheduler with 3 running and 2 waiting requests, a quarter of its KV cache in use."""
+    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.25)
+    stats.prefix_cache_stats.record(num_tokens=100, num_hits=60, preempted=False)
+    return stats

@@ -1,0 +1,121 @@
+"""The file: lines are whole or absent, whatever happens to their writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npu_statlogger.errors import ConfigError, FormatError
+from npu_statlogger.jsonl import LineWriter, read_snapshots
+from npu_statlogger.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITE_FOREVER = """
+import sys
+from pathlib import Path
+from npu_statlogger.jsonl import LineWriter
+writer = LineWriter(Path(sys.argv[1]))
+while True:
+    writer.append({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000],
+                   "counters": {"preemptions": 1}, "distributions": {}})
+"""
+
+
+def line(preemptions: int = 1) -> dict[str, object]:
+    return Snapshot(start=0, end=1, counters=Counter(preemptions=preemptions)).to_dict()
+
+
+def preemptions(path: Path) -> list[int]:
+    snapshots = list(read_snapshots(path))
+    assert all(isinstance(snapshot, Snapshot) for snapshot in snapshots)
+    return [snapshot.counters["preemptions"] for snapshot in snapshots if isinstance(snapshot, Snapshot)]
+
+
+def test_lines_are_appended_and_read_back(path: Path) -> None:
+    for count in (1, 2):
+        writer = LineWriter(path)
+        writer.append(line(count))
+        writer.close()
+    assert preemptions(path) == [1, 2]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_tail_is_no_line_and_the_next_append_removes_it(path: Path) -> None:
+    writer = LineWriter(path)
+    writer.append(line(1))
+    with path.open("a") as file:
+        file.write('{"schema": "npu-statl' + "x" * 200_000)
+    assert preemptions(path) == [1]
+    writer.append(line(2))
+    assert preemptions(path) == [1, 2]
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_a_file_that_is_nothing_but_a_torn_line_starts_over(path: Path) -> None:
+    path.write_bytes(b"y" * 100_000)
+    LineWriter(path).append(line(3))
+    assert preemptions(path) == [3]
+
+
+def test_a_kill_in_the_middle_of_writing_leaves_whole_lines_only(path: Path) -> None:
+    for round_number in range(5):
+        before = path.stat().st_size if path.exists() else 0
+        writers = [subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)]) for _ in range(2)]
+        try:
+            deadline = time.monotonic() + 60
+            while (path.stat().st_size if path.exists() else 0) < before + 2_000_000:
+                assert time.monotonic() < deadline, "the writers wrote nothing"
+                time.sleep(0.001 * (round_number + 1))
+        finally:
+            for writer in writers:
+                writer.send_signal(signal.SIGKILL)
+                writer.wait()
+        assert preemptions(path)
+        LineWriter(path).append(line())
+        assert path.read_bytes().endswith(b"\n")
+        assert all(json.loads(text)["schema"] == "npu-statlogger/1" for text in path.read_text().splitlines())
+
+
+def test_a_write_that_the_system_cuts_short_leaves_nothing_of_the_line(path: Path) -> None:
+    writer = LineWriter(path)
+    writer.append(line(1))
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.append(line(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert path.stat().st_size == size
+    writer.append(line(3))
+    assert preemptions(path) == [1, 3]
+
+
+def test_a_damaged_line_in_the_middle_is_reported_and_the_rest_is_read(path: Path) -> None:
+    writer = LineWriter(path)
+    writer.append(line(1))
+    with path.open("a") as file:
+        file.write("not json\n")
+    writer.append(line(2))
+    kinds = [type(snapshot) for snapshot in read_snapshots(path)]
+    assert kinds == [Snapshot, FormatError, Snapshot]
+
+
+def test_a_pipe_is_refused(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="regular file"):
+        LineWriter(path)

@@ -1,0 +1,128 @@
+"""The class as vLLM loads and drives it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager, load_stat_logger_plugin_factories
+
+import npu_statlogger
+from npu_statlogger import NPUStatLogger
+from npu_statlogger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+WITHOUT_VLLM = """
+import importlib.abc, sys
+class NoVllm(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vllm":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoVllm())
+import npu_statlogger
+from npu_statlogger.cli import main
+try:
+    npu_statlogger.NPUStatLogger
+except ImportError as error:
+    print(error)
+"""
+
+EXIT_WITHOUT_CLOSING = """
+import sys
+from vllm.config import VllmConfig
+from vllm.v1.metrics.stats import SchedulerStats
+from npu_statlogger import NPUStatLogger
+logger = NPUStatLogger(VllmConfig(additional_config={"npu_statlogger": {"path": sys.argv[1], "interval": 3600}}), [0])
+logger.record(SchedulerStats(num_running_reqs=7), None)
+"""
+
+
+def vllm_config(**section: object) -> VllmConfig:
+    return VllmConfig(additional_config={"npu_statlogger": section} if section else {})
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "npu-statlogger"]
+
+
+def test_vllm_finds_the_class_through_the_entry_point() -> None:
+    factories = load_stat_logger_plugin_factories()
+    assert NPUStatLogger in factories
+    assert issubclass(NPUStatLogger, AggregateStatLoggerBase)
+
+
+def test_vllm_s_manager_drives_one_instance_for_all_engines(
+    path: Path, scheduler_stats: SchedulerStats, iteration_stats: IterationStats
+) -> None:
+    config = vllm_config(path=str(path))
+    # A subclass of vLLM's Prometheus logger would need a model; ours stands alone beside none of the default loggers.
+    manager = StatLoggerManager.__new__(StatLoggerManager)
+    manager.stat_loggers = [NPUStatLogger(vllm_config=config, engine_indexes=[0, 1])]
+    manager.log_engine_initialized()
+    manager.record(scheduler_stats, iteration_stats, engine_idx=0)
+    manager.record(scheduler_stats, None, engine_idx=1)
+    manager.record(None, None)
+    manager.record_sleep_state(1, 2)
+    manager.record_sleep_state(0, 0)
+    manager.record_admission_rejection("max_num_queued_reqs")
+    manager.log()
+    manager.stat_loggers.clear()
+    gc.collect()
+    line = json.loads(path.read_text())
+    assert line["counters"]["scheduler_records"] == 2
+    assert line["counters"]["finished.length"] == 1
+    assert line["counters"]["sleep.level_2"] == line["counters"]["sleep.awake"] == 1
+    assert line["counters"]["rejected.max_num_queued_reqs"] == 1
+    assert line["distributions"]["ttft_seconds"]["p99"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_off_means_no_thread_no_file_and_nothing_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_stats: SchedulerStats, iteration_stats: IterationStats
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    logger = NPUStatLogger(vllm_config(), [0])
+    references = sys.getrefcount(scheduler_stats)
+    logger.record(scheduler_stats, iteration_stats)
+    logger.record_sleep_state(1, 1)
+    logger.record_admission_rejection("max_num_queued_reqs")
+    assert sys.getrefcount(scheduler_stats) == references
+    assert threads() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_setting_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'path'"):
+        NPUStatLogger(vllm_config(paths="x"), [0])
+
+
+def test_a_directory_that_is_missing_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        NPUStatLogger(vllm_config(path=str(tmp_path / "missing" / "stats.jsonl")), [0])
+    assert threads() == []
+
+
+def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSING, str(path)], check=True, timeout=300)
+    assert json.loads(path.read_text())["distributions"]["running"]["max"] == 7
+
+
+def test_without_vllm_the_package_imports_and_the_class_says_what_to_do() -> None:
+    result = subprocess.run([sys.executable, "-c", WITHOUT_VLLM], check=True, capture_output=True, text=True, timeout=300)
+    assert "vLLM is not installed" in result.stdout
+    assert result.stdout.count("\n") == 1
+
+
+def test_public_names() -> None:
+    assert dir(npu_statlogger) == ["NPUStatLogger"]
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        npu_statlogger.Other  # noqa: B018

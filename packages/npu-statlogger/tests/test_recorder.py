@@ -1,0 +1,98 @@
+"""The background half: nothing is lost, nothing blocks, nothing grows."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npu_statlogger import recorder as recorder_module
+from npu_statlogger.config import StatLoggerConfig
+from npu_statlogger.jsonl import read_snapshots
+from npu_statlogger.recorder import QUEUE_LIMIT, Recorder
+from npu_statlogger.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+
+def total(path: Path) -> Snapshot:
+    whole = Snapshot()
+    for snapshot in read_snapshots(path):
+        assert isinstance(snapshot, Snapshot)
+        whole.merge(snapshot)
+    return whole
+
+
+def test_closing_writes_what_is_left_once(path: Path, iteration_stats: IterationStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    recorder.put(None, iteration_stats, None)
+    recorder.close()
+    recorder.close()
+    lines = list(read_snapshots(path))
+    assert len(lines) == 1
+    assert total(path).counters["tokens.generation"] == 3
+    assert total(path).models == {"m"}
+    assert total(path).processes == {f"{os.uname().nodename}:{os.getpid()}"}
+
+
+def test_either_record_may_be_none(path: Path, iteration_stats: IterationStats, scheduler_stats: SchedulerStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path), "m")
+    recorder.put(None, None, None)
+    recorder.put(scheduler_stats, None, None)
+    recorder.put(None, iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["scheduler_records"] == 1
+    assert total(path).counters["finished.length"] == 1
+    assert "records_failed" not in total(path).counters
+
+
+def test_an_idle_server_writes_no_lines(path: Path) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=0.001), "m")
+    recorder.close()
+    assert path.read_bytes() == b""
+
+
+def test_lines_of_short_intervals_add_up(path: Path, iteration_stats: IterationStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=0.001), "m")
+    for _ in range(200):
+        recorder.put(None, iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["tokens.generation"] == 600
+    assert total(path).distributions["inter_token_seconds"].count == 400
+
+
+def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(path: Path, iteration_stats: IterationStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    broken = type(iteration_stats)()
+    broken.time_to_first_tokens_iter = [float("nan")]
+    recorder.put(None, broken, None)
+    recorder.put(None, iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["records_failed"] == 1
+    assert total(path).counters["finished.length"] == 1
+
+
+def test_a_full_queue_counts_what_it_drops(path: Path, scheduler_stats: SchedulerStats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FOLD_SECONDS", 3600)
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    for _ in range(QUEUE_LIMIT + 5):
+        recorder.put(scheduler_stats, None, None)
+    recorder.close()
+    assert total(path).counters["scheduler_records"] == QUEUE_LIMIT
+    assert total(path).counters["records_dropped"] == 5
+
+
+def test_events_are_counted(path: Path) -> None:
+    recorder = Recorder(StatLoggerConfig(path), "m")
+    recorder.put_event("rejected.max_num_queued_reqs")
+    recorder.close()
+    assert total(path).counters == {"rejected.max_num_queued_reqs": 1}
+
+
+def test_a_recorder_needs_a_path() -> None:
+    with pytest.raises(ValueError, match="needs a path"):
+        Recorder(StatLoggerConfig(), "m")
