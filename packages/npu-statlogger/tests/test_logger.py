@@ -65,7 +65,7 @@ def test_vllm_s_manager_drives_one_instance_for_all_engines(
     path: Path, scheduler_stats: SchedulerStats, iteration_stats: IterationStats
 ) -> None:
     config = vllm_config(path=str(path))
-    # A subclass of vLLM's Prometheus logger would need a model; ours stands alone beside none of the default loggers.
+    # The manager's constructor always adds the Prometheus logger, which needs a model; the calls it makes need none.
     manager = StatLoggerManager.__new__(StatLoggerManager)
     manager.stat_loggers = [NPUStatLogger(vllm_config=config, engine_indexes=[0, 1])]
     manager.log_engine_initialized()

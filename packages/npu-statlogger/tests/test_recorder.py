@@ -68,12 +68,21 @@ def test_lines_of_short_intervals_add_up(path: Path, iteration_stats: IterationS
 def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(path: Path, iteration_stats: IterationStats) -> None:
     recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
     broken = type(iteration_stats)()
-    broken.time_to_first_tokens_iter = [float("nan")]
+    broken.finished_requests = 3
     recorder.put(None, broken, None)
     recorder.put(None, iteration_stats, None)
     recorder.close()
     assert total(path).counters["records_failed"] == 1
     assert total(path).counters["finished.length"] == 1
+
+
+def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iteration_stats: IterationStats) -> None:
+    iteration_stats.time_to_first_tokens_iter = [0.5, float("nan")]
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    recorder.put(None, iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["values_not_finite"] == 1
+    assert total(path).distributions["ttft_seconds"].count == 1
 
 
 def test_a_full_queue_counts_what_it_drops(path: Path, scheduler_stats: SchedulerStats, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,12 @@ def test_zero_tiny_and_negative_values_are_counted_as_zero() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_refused_whole(value: float) -> None:
+def test_a_value_that_is_not_finite_is_left_out_and_told(value: float) -> None:
     sketch = Sketch()
-    with pytest.raises(ValueError, match="finite"):
-        sketch.add([1.0, value])
-    assert sketch.count == 0
+    assert sketch.add([1.0, value]) == 1
+    assert sketch.add([value]) == 1
+    assert sketch.add([2.0]) == 0
+    assert (sketch.count, sketch.total) == (2, 3.0)
 
 
 def test_without_values_there_is_no_quantile() -> None:

@@ -47,7 +47,9 @@ class StatLoggerConfig:
         if settings and "path" not in settings:
             msg = f"{SECTION}: interval is set but path is not, so nothing would be written; set {ENV_PREFIX}PATH too."
             raise ConfigError(msg)
-        return cls(**{key: _PARSERS[key](value) for key, value in settings.items()})
+        if not settings:
+            return cls()
+        return cls(_path(settings["path"]), _interval(settings.get("interval", cls.interval)))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +85,3 @@ def _interval(value: object) -> float:
         msg = f"{SECTION}: interval must be a number of seconds above 0; got {value!r}."
         raise ConfigError(msg)
     return seconds
-
-
-_PARSERS = {"path": _path, "interval": _interval}

@@ -96,29 +96,18 @@ class Recorder:
 
     def _fold(self) -> None:
         """Empty the queue into the open span."""
-        counters = self._snapshot.counters
+        batch = fold.Batch()
         while self._queue:
             try:
-                self._fold_one(self._queue.popleft())
+                _fold_one(batch, self._queue.popleft())
             except Exception:  # a record of an unknown shape must not end the thread; the line says how many there were
-                if not counters["records_failed"]:
+                if not self._snapshot.counters["records_failed"]:
                     logger.exception("A record could not be read; the lines count such records as records_failed.")
-                counters["records_failed"] += 1
+                self._snapshot.counters["records_failed"] += 1
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            counters["records_dropped"] += dropped
-
-    def _fold_one(self, record: tuple[Any, Any, Any] | str) -> None:
-        if isinstance(record, str):
-            self._snapshot.counters[record] += 1
-            return
-        scheduler_stats, iteration_stats, mm_cache_stats = record
-        if scheduler_stats is not None:
-            fold.fold_scheduler(self._snapshot, scheduler_stats)
-        if iteration_stats is not None:
-            fold.fold_iteration(self._snapshot, iteration_stats)
-        if mm_cache_stats is not None:
-            fold.fold_mm_cache(self._snapshot, mm_cache_stats)
+            batch.counters["records_dropped"] += dropped
+        self._snapshot.add(batch)
 
     def _write(self) -> None:
         """Append the open span as a line and begin the next one; keep the span open if that fails."""
@@ -140,3 +129,16 @@ class Recorder:
         self._snapshot = Snapshot(
             start=time.time(), processes={f"{socket.gethostname()}:{self._pid}"}, models={self._model}
         )
+
+
+def _fold_one(batch: fold.Batch, record: tuple[Any, Any, Any] | str) -> None:
+    if isinstance(record, str):
+        batch.counters[record] += 1
+        return
+    scheduler_stats, iteration_stats, mm_cache_stats = record
+    if scheduler_stats is not None:
+        fold.fold_scheduler(batch, scheduler_stats)
+    if iteration_stats is not None:
+        fold.fold_iteration(batch, iteration_stats)
+    if mm_cache_stats is not None:
+        fold.fold_mm_cache(batch, mm_cache_stats)

@@ -41,18 +41,15 @@ class Sketch:
         # Row 0 counts values below SMALLEST, row i + 1 - _FIRST bucket i.
         self._counts = np.zeros(_LAST - _FIRST + 2, dtype=np.int64)
 
-    def add(self, values: Sequence[float]) -> None:
-        """Add finite values in any order; negative ones (a clock stepped back) count as 0 but keep the minimum.
+    def add(self, values: Sequence[float]) -> int:
+        """Add values in any order and return how many were left out because they are not finite.
 
-        Raises:
-            ValueError: a value is not finite; then none of `values` has been added.
+        Negative values (a clock stepped back) count as 0 and are seen in the minimum.
         """
-        if not len(values):
-            return
         array = np.asarray(values, dtype=np.float64)
-        if not np.isfinite(array).all():
-            msg = f"a distribution takes finite values; got {array[~np.isfinite(array)][0]}."
-            raise ValueError(msg)
+        array = array[np.isfinite(array)]
+        if not len(array):
+            return len(values)
         inside = np.clip(array, SMALLEST, LARGEST)
         rows = np.ceil(np.log(inside) / _LOG_GAMMA).astype(np.int64) - _FIRST + 1
         rows[array < SMALLEST] = 0
@@ -62,6 +59,7 @@ class Sketch:
         self.maximum = max(self.maximum, float(array.max()))
         whole = np.floor(array)
         self._sum_nano += int(whole.sum()) * _NANO + int(np.rint((array - whole) * _NANO).sum())
+        return len(values) - len(array)
 
     def merge(self, other: Sketch) -> None:
         """Take in all values of `other`."""

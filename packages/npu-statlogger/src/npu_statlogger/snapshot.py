@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npu_statlogger.errors import FormatError
 from npu_statlogger.sketch import Sketch
+
+if TYPE_CHECKING:
+    from npu_statlogger.fold import Batch
 
 __all__ = ["QUANTILES", "SCHEMA", "Snapshot"]
 
@@ -30,6 +33,14 @@ class Snapshot:
     def __bool__(self) -> bool:
         """Tell whether anything was counted."""
         return bool(self.counters) or any(sketch.count for sketch in self.distributions.values())
+
+    def add(self, batch: Batch) -> None:
+        """Count what some steps brought; values that are no finite number are left out and counted as such."""
+        self.counters.update(batch.counters)
+        for name, values in batch.values.items():
+            refused = self.distributions[name].add(values)
+            if refused:
+                self.counters["values_not_finite"] += refused
 
     def merge(self, other: Snapshot) -> None:
         """Take in `other`; order and grouping of merges do not matter."""
