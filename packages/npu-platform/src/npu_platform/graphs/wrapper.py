@@ -1,0 +1,54 @@
+"""NPUGraphWrapper: captures one callable as a device graph per batch shape, and replays it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.compilation.counter import compilation_counter
+from vllm.compilation.cuda_graph import CUDAGraphEntry, CUDAGraphWrapper
+from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, get_forward_context, is_forward_context_available
+from vllm.utils.torch_utils import weak_ref_tensors
+
+
+class NPUGraphWrapper(CUDAGraphWrapper):
+    """vLLM's graph wrapper with ``torch.npu.NPUGraph`` in place of ``torch.cuda.CUDAGraph``.
+
+    It is a subclass because the V1 runner recognises its wrapped model by that class. Inputs are the runner's
+    static buffers; outputs live in the shared graph pool and are valid until the next replay.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, capture or replay, as the forward context says."""
+        batch = self._batch_to_replay()
+        if batch is None:
+            return self.runnable(*args, **kwargs)
+        entry = self.concrete_cudagraph_entries.get(batch)
+        if entry is None:
+            return self._capture(batch, args, kwargs)
+        entry.cudagraph.replay()
+        return entry.output
+
+    def _batch_to_replay(self) -> BatchDescriptor | None:
+        if not is_forward_context_available():
+            return None
+        context = get_forward_context()
+        mode = context.cudagraph_runtime_mode
+        if mode in (CUDAGraphMode.NONE, None) or mode != self.runtime_mode:
+            return None
+        return context.batch_descriptor
+
+    def _capture(self, batch: BatchDescriptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        validate_cudagraph_capturing_enabled()
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph, pool=self.graph_pool):
+            output = self.runnable(*args, **kwargs)
+        entry = CUDAGraphEntry(batch_descriptor=batch, cudagraph=graph)
+        # The graph's pool owns the output's memory; a strong reference here would keep it from being reused by
+        # the graphs of the other batch sizes.
+        entry.output = weak_ref_tensors(output)
+        self.concrete_cudagraph_entries[batch] = entry
+        compilation_counter.num_cudagraph_captured += 1
+        return output

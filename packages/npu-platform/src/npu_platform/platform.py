@@ -1,0 +1,204 @@
+"""NPUPlatform: vLLM's platform hooks, each one line or one call into a room below.
+
+Only torch and the parts of vLLM that may be imported while the platform is being resolved are imported at module
+level (vllm.config imports ``current_platform``, so importing it here would be a cycle).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from npu_platform import activation, config, features
+from npu_platform.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+logger = init_logger("vllm.npu_platform")
+
+
+class NPUPlatform(Platform):
+    """The out-of-tree platform ``npu``; upstream interface: ``vllm.platforms.interface.Platform``."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "npu"
+    device_type = "npu"
+    dispatch_key = "PrivateUse1"
+    dist_backend = "npuccl"
+    device_control_env_var = "NPU_VISIBLE_DEVICES"
+    simple_compile_backend = "eager"
+    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+
+    # --- the device -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """Make `device` the current one of this thread."""
+        torch.npu.set_device(device)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Seed the generators of all devices."""
+        torch.npu.manual_seed_all(seed)
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        """Return the marketing name of the device."""
+        return torch.npu.get_device_name(device_id)
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        """Return a name of the device that is stable on this host."""
+        return f"npu-{device_id}"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """Return the bytes of the device's memory."""
+        return torch.npu.mem_get_info(device_id)[1]
+
+    @classmethod
+    def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
+        """Return the bytes allocated on `device` now; vLLM subtracts two readings to get the model's size."""
+        torch.npu.reset_peak_memory_stats(device)
+        return torch.npu.max_memory_allocated(device)
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        """Return the number of threads that the device's kernels run on."""
+        return torch.npu.get_device_properties(device_id).multi_processor_count
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """Raise UnsupportedFeatureError unless the kernels compute in `dtype`."""
+        if dtype not in cls.supported_dtypes:
+            msg = f"the npu device computes in bfloat16, float16 and float32, not {dtype}: pass --dtype bfloat16."
+            raise UnsupportedFeatureError(msg)
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        """Say that the device has a pinned host allocator."""
+        return True
+
+    # --- plugin life cycle ------------------------------------------------------------------------------------
+
+    @classmethod
+    def log_warnings(cls) -> None:
+        """Say that the platform is active and what ``VLLM_PLUGINS`` leaves out; vLLM calls this once logging is up."""
+        logger.info("%s", activation.decide().reason)
+        missing = activation.missing_plugins()
+        if missing:
+            logger.warning(
+                "VLLM_PLUGINS leaves out %s; to load the whole family set VLLM_PLUGINS=%s",
+                ", ".join(missing),
+                ",".join(activation.installed_plugins()),
+            )
+
+    @classmethod
+    def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
+        """Pin the model runner and register the attention backend's name before the configuration is parsed."""
+        from npu_platform.attention.registration import register_attention_backend
+
+        config.select_v1_runner()
+        register_attention_backend()
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Import nothing: the kernels come with the device library and with npu-ops, not with vLLM."""
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Import vLLM's own IR providers, and let npu-ops add its provider where it is installed."""
+        super().import_ir_kernels()
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Give every Triton kernel that the V1 runner launches a body in torch ops."""
+        from npu_platform.sampling.triton_bodies import register_triton_bodies
+
+        register_triton_bodies()
+
+    # --- configuration ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        """Choose no compilation and decode graphs, where the user chose nothing.
+
+        This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late.
+        """
+        from npu_platform.graphs.defaults import apply_graph_defaults
+
+        apply_graph_defaults(vllm_config)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Name the worker, and refuse what the device cannot do; runs for every copy of the configuration.
+
+        Raises ConfigurationError or UnsupportedFeatureError.
+        """
+        config.NPUConfig.from_additional_config(vllm_config.additional_config)
+        features.refuse_unsupported(vllm_config)
+        features.disable_fusion_passes(vllm_config)
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
+        config.prepare_child_environment()
+        if torch.npu.is_initialized():
+            config.use_spawned_workers()
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Raise UnsupportedFeatureError: no quantised kernel exists yet."""
+        msg = f"the npu device has no kernels for {quant} checkpoints yet: serve an unquantised bf16 or fp16 one."
+        raise UnsupportedFeatureError(msg)
+
+    # --- attention --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: AttentionSelectorConfig, num_heads: int | None = None
+    ) -> str:
+        """Return the paged attention backend; raise UnsupportedFeatureError naming what it cannot do."""
+        from npu_platform.attention.registration import select_backend
+
+        return select_backend(selected_backend, attn_selector_config)
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        """Say True: traced attention would keep the profile run's metadata and be silently wrong."""
+        return True
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """Say True: sliding-window and full layers keep caches of their own."""
+        return True
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Allow several attention layers to share one entry of the runner's KV caches."""
+
+    # --- graphs, LoRA, distributed ----------------------------------------------------------------------------
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        """Say True: decode steps are replayed as device graphs."""
+        return True
+
+    @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        """Return the wrapper that captures and replays one callable."""
+        return "npu_platform.graphs.wrapper.NPUGraphWrapper"
+
+    @classmethod
+    def get_punica_wrapper(cls) -> str:
+        """Return vLLM's LoRA wrapper in plain torch ops, which is device-neutral."""
+        return "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Return the communicator of tensor, pipeline and data parallel groups."""
+        return "npu_platform.distributed.communicator.NPUCommunicator"

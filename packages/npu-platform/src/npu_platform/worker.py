@@ -1,0 +1,113 @@
+"""NPUWorker: one npu device's life cycle under vLLM: set-up, memory budget, warm-up."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.mem_utils import MemorySnapshot
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.utils import request_memory
+
+from npu_platform import compat
+from npu_platform.config import NPUConfig
+from npu_platform.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.worker_base import CompilationTimes
+
+    from npu_platform.model_runner import NPUModelRunner
+
+logger = init_logger("vllm.npu_platform.worker")
+
+
+class NPUWorker(Worker):
+    """vLLM's V1 worker on an npu device; what is not here is inherited."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build vLLM's worker; arguments are those of ``vllm.v1.worker.gpu_worker.Worker``."""
+        with compat.profiler_knows_npu():
+            super().__init__(*args, **kwargs)
+        self.npu_config = NPUConfig.from_additional_config(self.vllm_config.additional_config)
+
+    def init_device(self) -> None:
+        """Take this rank's device, join the process groups, measure the memory and build the model runner.
+
+        Raises ConfigurationError when there are fewer devices than ranks.
+        """
+        self.local_rank += self._first_device_of_data_parallel_rank()
+        self._require_device()
+        self.device = torch.device("npu", self.local_rank)
+        torch.accelerator.set_device_index(self.device)
+        torch.npu.set_num_threads(self._num_threads())
+        current_platform.check_if_supports_dtype(self.model_config.dtype)
+        init_worker_distributed_environment(
+            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, current_platform.dist_backend
+        )
+        set_random_seed(self.model_config.seed)
+        gc.collect()
+        torch.accelerator.empty_cache()
+        self.init_snapshot = MemorySnapshot(device=self.device)
+        self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
+        self._init_workspace_and_model_runner()
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load the weights, then give torch's CPU kernels their threads back.
+
+        vLLM sets torch to one thread for serving, because OpenMP threads spin; on the software NPU those threads
+        are the device's, and :func:`npu_platform.config.prepare_child_environment` made them sleep instead.
+        """
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        torch.set_num_threads(self._num_threads())
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Capture the decode graphs and run the sampler once."""
+        with compat.without_kernel_warmup():
+            return super().compile_or_warm_up_model()
+
+    def profile(self, *args: Any, **kwargs: Any) -> None:
+        """Start or stop the torch profiler; arguments are those of vLLM's worker."""
+        with compat.profiler_knows_npu():
+            super().profile(*args, **kwargs)
+
+    def _make_model_runner(self) -> NPUModelRunner:
+        from npu_platform.model_runner import NPUModelRunner
+
+        return NPUModelRunner(self.vllm_config, self.device)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> contextlib.AbstractContextManager[None]:
+        # vLLM asks for a sleep-mode allocator here on every device that it does not know, even with sleep off.
+        return contextlib.nullcontext()
+
+    def _first_device_of_data_parallel_rank(self) -> int:
+        """Return the first device of this data-parallel rank when its ranks share a host, else 0."""
+        parallel = self.parallel_config
+        if parallel.data_parallel_size == 1 or parallel.distributed_executor_backend in ("ray", "external_launcher"):
+            return 0
+        if parallel.assigned_physical_gpu_ids is not None:
+            return 0
+        rank = parallel.data_parallel_rank_local
+        rank = parallel.data_parallel_index if rank is None else rank
+        return rank * parallel.world_size
+
+    def _require_device(self) -> None:
+        count = torch.accelerator.device_count()
+        if self.local_rank >= count:
+            msg = (
+                f"rank {self.local_rank} needs npu device {self.local_rank}, but this process sees {count}: "
+                f"set NPU_SIMULATOR_DEVICES to at least {self.local_rank + 1}, or lower --tensor-parallel-size."
+            )
+            raise ConfigurationError(msg)
+
+    def _num_threads(self) -> int:
+        """Return the threads of this rank: the setting, or its even share of the cores that the process may use."""
+        if self.npu_config.num_threads is not None:
+            return self.npu_config.num_threads
+        ranks = self.parallel_config.world_size * max(1, self.parallel_config.data_parallel_size_local)
+        return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
