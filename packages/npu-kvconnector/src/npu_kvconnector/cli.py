@@ -1,0 +1,82 @@
+"""The command ``npu-kv``: says whether vLLM here knows the connector, and what a configuration would do."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import sys
+from typing import Any
+
+from npu_kvconnector import CONNECTOR, register
+from npu_kvconnector.config import OffloadConfig
+from npu_kvconnector.errors import OptionError
+
+__all__ = ["check", "main"]
+
+_PLUGIN = "npu_kvconnector"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return 0, 1 when something is wrong, 2 for a wrong command line (by argparse)."""
+    parser = argparse.ArgumentParser(prog="npu-kv", description="KV cache tiers for vLLM on any device")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("check", help="what is registered, and what a configuration would do")
+    command.add_argument("--config", default="{}", metavar="JSON", help="kv_connector_extra_config to check")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    report = check(options.config)
+    sys.stdout.write(json.dumps(report) + "\n" if options.json else _as_text(report))
+    return 1 if report["problems"] else 0
+
+
+def check(config: str) -> dict[str, Any]:
+    """Return versions, the effective options, the ``--kv-transfer-config`` to use, and the problems found."""
+    problems: list[str] = []
+    report: dict[str, Any] = {
+        "connector": CONNECTOR,
+        "npu-kvconnector": importlib.metadata.version("npu-kvconnector"),
+        "torch": importlib.metadata.version("torch"),
+        "vllm": _check_vllm(problems),
+        "problems": problems,
+    }
+    try:
+        extra_config = json.loads(config)
+        report["options"] = dataclasses.asdict(OffloadConfig.parse(extra_config))
+        transfer = {"kv_connector": CONNECTOR, "kv_role": "kv_both"}
+        if extra_config:
+            transfer["kv_connector_extra_config"] = extra_config
+        report["kv_transfer_config"] = transfer
+    except (OptionError, ValueError, TypeError, AttributeError) as error:
+        problems.append(f"--config: {error}")
+    return report
+
+
+def _check_vllm(problems: list[str]) -> str | None:
+    """Return vLLM's version; name what keeps it from knowing the connector."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and _PLUGIN not in allowed.split(","):
+        problems.append(f"VLLM_PLUGINS={allowed} leaves this plugin out; set VLLM_PLUGINS={allowed},{_PLUGIN}")
+    try:
+        import vllm  # noqa: PLC0415
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415
+    except ImportError as error:
+        problems.append(f"vLLM cannot be imported ({error}); install npu-kvconnector[vllm], or a build of your own")
+        return None
+    register()
+    try:
+        KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
+    except (ImportError, ValueError) as error:
+        problems.append(f"vLLM {vllm.__version__} does not take the connector, 0.32 is needed: {error}")
+    return str(vllm.__version__)
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    lines = [f"{name}: {report[name] or 'not found'}" for name in ("connector", "npu-kvconnector", "torch", "vllm")]
+    lines += [f"  {name} = {value}" for name, value in report.get("options", {}).items()]
+    if "kv_transfer_config" in report:
+        lines.append(f"use: --kv-transfer-config '{json.dumps(report['kv_transfer_config'])}'")
+    lines += [f"problem: {problem}" for problem in report["problems"]]
+    return "\n".join(lines) + "\n"
