@@ -44,6 +44,8 @@ def test_additional_config_may_be_an_object_of_vllm_s_user() -> None:
         ({"path": "a", "interval": None}, {}, "above 0; got None"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_way_out(section: object, environ: dict[str, str], sentence: str) -> None:
+def test_what_cannot_be_used_is_refused_with_the_way_out(
+    section: object, environ: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         StatLoggerConfig.read({SECTION: section}, environ)

@@ -46,7 +46,9 @@ def test_an_iteration_gives_latencies_tokens_preemptions_and_finished_requests(i
 
 def test_a_scheduler_record_gives_load_and_cache_hits(scheduler_stats: SchedulerStats) -> None:
     scheduler_stats.connector_prefix_cache_stats = PrefixCacheStats(requests=1, queries=40, hits=10)
-    scheduler_stats.spec_decoding_stats = SpecDecodingStats(num_spec_tokens=2, num_draft_tokens=8, num_accepted_tokens=6)
+    scheduler_stats.spec_decoding_stats = SpecDecodingStats(
+        num_spec_tokens=2, num_draft_tokens=8, num_accepted_tokens=6
+    )
     batch = Batch()
     fold_scheduler(batch, scheduler_stats)
     rates = rates_of(batch)

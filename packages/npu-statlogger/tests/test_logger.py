@@ -117,7 +117,9 @@ def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
 
 
 def test_without_vllm_the_package_imports_and_the_class_says_what_to_do() -> None:
-    result = subprocess.run([sys.executable, "-c", WITHOUT_VLLM], check=True, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_VLLM], check=True, capture_output=True, text=True, timeout=300
+    )
     assert "vLLM is not installed" in result.stdout
     assert result.stdout.count("\n") == 1
 

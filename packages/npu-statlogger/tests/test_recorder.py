@@ -39,7 +39,9 @@ def test_closing_writes_what_is_left_once(path: Path, iteration_stats: Iteration
     assert total(path).processes == {f"{os.uname().nodename}:{os.getpid()}"}
 
 
-def test_either_record_may_be_none(path: Path, iteration_stats: IterationStats, scheduler_stats: SchedulerStats) -> None:
+def test_either_record_may_be_none(
+    path: Path, iteration_stats: IterationStats, scheduler_stats: SchedulerStats
+) -> None:
     recorder = Recorder(StatLoggerConfig(path), "m")
     recorder.put(None, None, None)
     recorder.put(scheduler_stats, None, None)
@@ -65,7 +67,9 @@ def test_lines_of_short_intervals_add_up(path: Path, iteration_stats: IterationS
     assert total(path).distributions["inter_token_seconds"].count == 400
 
 
-def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(path: Path, iteration_stats: IterationStats) -> None:
+def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(
+    path: Path, iteration_stats: IterationStats
+) -> None:
     recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
     broken = type(iteration_stats)()
     broken.finished_requests = 3
@@ -85,7 +89,9 @@ def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iterati
     assert total(path).distributions["ttft_seconds"].count == 1
 
 
-def test_a_full_queue_counts_what_it_drops(path: Path, scheduler_stats: SchedulerStats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_counts_what_it_drops(
+    path: Path, scheduler_stats: SchedulerStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder_module, "FOLD_SECONDS", 3600)
     recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
     for _ in range(QUEUE_LIMIT + 5):

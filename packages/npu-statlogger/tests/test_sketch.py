@@ -50,7 +50,9 @@ def test_count_and_extremes_are_exact_and_the_sum_is_rounded_per_value(sample: l
 
 
 @given(samples, samples, samples)
-def test_merging_is_associative_and_commutative_and_equals_adding_all(a: list[float], b: list[float], c: list[float]) -> None:
+def test_merging_is_associative_and_commutative_and_equals_adding_all(
+    a: list[float], b: list[float], c: list[float]
+) -> None:
     one, two, three = sketch_of(a), sketch_of(b), sketch_of(c)
     left = merged(merged(one, two), three).to_dict()
     assert left == merged(one, merged(two, three)).to_dict()
@@ -94,7 +96,8 @@ def test_a_quantile_outside_0_to_1_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"count": 3}, {"buckets": [[10**6, 2]]}, {"buckets": "x"}, {"zero": None}, {"buckets": [[0, -2], [1, 4]]}]
+    "change",
+    [{"count": 3}, {"buckets": [[10**6, 2]]}, {"buckets": "x"}, {"zero": None}, {"buckets": [[0, -2], [1, 4]]}],
 )
 def test_a_damaged_distribution_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(FormatError, match="not a distribution"):

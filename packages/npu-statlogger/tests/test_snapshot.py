@@ -50,7 +50,11 @@ def test_a_line_read_back_is_the_line_written(snapshot: Snapshot) -> None:
 
 def test_rates_cover_the_whole_span_and_are_none_without_a_denominator() -> None:
     first = Snapshot(start=100, end=110, counters=Counter({"tokens.generation": 50, "prefix_cache.queries": 10}))
-    second = Snapshot(start=115, end=120, counters=Counter({"tokens.generation": 50, "prefix_cache.queries": 10, "prefix_cache.hits": 5}))
+    second = Snapshot(
+        start=115,
+        end=120,
+        counters=Counter({"tokens.generation": 50, "prefix_cache.queries": 10, "prefix_cache.hits": 5}),
+    )
     rates = merged(first, second).rates()
     assert rates["generation_tokens_per_second"] == 5.0
     assert rates["prefix_cache_hit_rate"] == 0.25

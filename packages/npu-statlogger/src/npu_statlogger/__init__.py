@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     try:
-        from npu_statlogger.logger import NPUStatLogger  # noqa: PLC0415 (vLLM may be absent until the class is used)
+        from npu_statlogger.logger import NPUStatLogger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "vllm":
             raise

@@ -41,7 +41,9 @@ class StatLoggerConfig:
         """
         section = additional_config.get(SECTION, {}) if isinstance(additional_config, dict) else {}
         if not isinstance(section, dict):
-            msg = f"additional_config[{SECTION!r}] must be an object such as {{'path': 'stats.jsonl'}}; got {section!r}."
+            msg = (
+                f"additional_config[{SECTION!r}] must be an object such as {{'path': 'stats.jsonl'}}; got {section!r}."
+            )
             raise ConfigError(msg)
         settings = {**_from_environment(environ), **{_known(key, ""): value for key, value in section.items()}}
         if settings and "path" not in settings:

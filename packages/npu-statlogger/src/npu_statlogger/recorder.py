@@ -80,7 +80,9 @@ class Recorder:
         self._stop.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.warning("The file of statistics did not take a line within %s s; the last one is lost.", CLOSE_SECONDS)
+            logger.warning(
+                "The file of statistics did not take a line within %s s; the last one is lost.", CLOSE_SECONDS
+            )
             return
         self._fold()
         self._write()

@@ -128,6 +128,8 @@ class Sketch:
             msg = f"not a distribution: {error}."
             raise FormatError(msg) from error
         if sketch.count != int(sketch._counts.sum()) or (sketch._counts < 0).any():
-            msg = f"not a distribution: its buckets hold {int(sketch._counts.sum())} values, its count is {sketch.count}."
+            msg = (
+                f"not a distribution: its buckets hold {int(sketch._counts.sum())} values, its count is {sketch.count}."
+            )
             raise FormatError(msg)
         return sketch

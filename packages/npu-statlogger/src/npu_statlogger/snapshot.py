@@ -63,7 +63,9 @@ class Snapshot:
             "prompt_tokens_per_second": _ratio(count["tokens.prompt"], self.seconds),
             "generation_tokens_per_second": _ratio(count["tokens.generation"], self.seconds),
             "prefix_cache_hit_rate": _ratio(count["prefix_cache.hits"], count["prefix_cache.queries"]),
-            "external_prefix_cache_hit_rate": _ratio(count["external_prefix_cache.hits"], count["external_prefix_cache.queries"]),
+            "external_prefix_cache_hit_rate": _ratio(
+                count["external_prefix_cache.hits"], count["external_prefix_cache.queries"]
+            ),
             "mm_cache_hit_rate": _ratio(count["mm_cache.hits"], count["mm_cache.queries"]),
             "draft_acceptance_rate": _ratio(count["spec_decode.accepted_tokens"], count["spec_decode.draft_tokens"]),
         }
@@ -79,7 +81,11 @@ class Snapshot:
             "rates": self.rates(),
             "counters": dict(sorted(self.counters.items())),
             "distributions": {
-                name: {"mean": sketch.mean, **{label: sketch.quantile(q) for label, q in QUANTILES.items()}, **sketch.to_dict()}
+                name: {
+                    "mean": sketch.mean,
+                    **{label: sketch.quantile(q) for label, q in QUANTILES.items()},
+                    **sketch.to_dict(),
+                }
                 for name, sketch in sorted(self.distributions.items())
                 if sketch.count
             },

