@@ -56,8 +56,9 @@ def summarise(files: Sequence[Path], *, as_json: bool) -> int:
 
 def render(snapshot: Snapshot, lines: int) -> str:
     """Return the summary as text: span, rates, counters, one row a distribution."""
+    models = ", ".join(sorted(snapshot.models))
     rows = [
-        f"{lines} lines, {len(snapshot.processes)} processes, {snapshot.seconds:.1f} s, models: {', '.join(sorted(snapshot.models))}",
+        f"{lines} lines, {len(snapshot.processes)} processes, {snapshot.seconds:.1f} s, models: {models}",
         "",
         *(f"{name:34} {value:12.4g}" for name, value in snapshot.rates().items() if value is not None),
         "",
