@@ -94,6 +94,12 @@ def vllm_target_device(environ: Mapping[str, str] | None = None) -> str | None:
     return environ.get("VLLM_TARGET_DEVICE")
 
 
+def variables_set(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables in the environment that bear on this family: ``NPU_*``, and those of vLLM and OpenMP."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[name] for name in sorted(environ) if name.startswith(("NPU_", "VLLM_", "OMP_"))}
+
+
 def prepare_child_environment() -> None:
     """Set what spawned engine and worker processes must find before their libraries load; what the user set stays.
 

@@ -18,6 +18,7 @@ from vllm.v1.worker.utils import request_memory
 from npu_platform import compat
 from npu_platform.config import NPUConfig
 from npu_platform.errors import ConfigurationError
+from npu_platform.info import registered_ops
 
 if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import CompilationTimes
@@ -69,7 +70,21 @@ class NPUWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
         with compat.without_kernel_warmup():
-            return super().compile_or_warm_up_model()
+            times = super().compile_or_warm_up_model()
+        logger.info("npu worker: %s", "; ".join(f"{name}={value}" for name, value in self.summary().items()))
+        return times
+
+    def summary(self) -> dict[str, str]:
+        """Return what runs where in this worker: device, dtype, ops and graphs; `npu demo` prints it from the log."""
+        native = sum(op.npu == "native kernel" for op in registered_ops())
+        compilation = self.vllm_config.compilation_config
+        graphs = compilation.cudagraph_capture_sizes if compilation.cudagraph_mode else []
+        return {
+            "device": f"{self.device} ({torch.npu.get_device_name(self.device)})",
+            "dtype": str(self.model_config.dtype).removeprefix("torch."),
+            "ops": f"npu-ops, {native} native kernels" if native else "plain torch",
+            "graphs": f"decode at batch {', '.join(map(str, graphs))}" if graphs else "none",
+        }
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""

@@ -1,0 +1,71 @@
+"""The command ``npu``: reads the arguments and calls the room that does the work.
+
+Exit codes of every sub-command: 0 all is well, 1 a problem was found (it is printed, with its remedy), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["main"]
+
+_EPILOG = "exit codes: 0 all is well, 1 a problem was found (it is printed, with its remedy), 2 wrong usage"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sub-command that `arguments` (default: the process's) name and return the exit code."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="npu", description="vLLM on an NPU: show it, check it.", epilog=_EPILOG)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = _add(commands, "demo", "serve the small model that ships with npu-platform, ask it something, stop", _demo)
+    demo.add_argument("--ready-timeout", type=float, default=300.0, help="seconds to wait for the server (default 300)")
+    _add(commands, "doctor", "trace every plugin decision and name each problem with its remedy", _doctor)
+    _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    what: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_EPILOG)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
+    return parser
+
+
+# Each room is imported when it is asked for: doctor must work where torch or vLLM do not.
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from npu_platform.demo.command import run
+
+    return run(as_json=options.json, ready_timeout=options.ready_timeout)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from npu_platform.doctor import run
+
+    return run(as_json=options.json)
+
+
+def _info(options: argparse.Namespace) -> int:
+    from npu_platform.info import run
+
+    return run(as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""``npu doctor``: traces every plugin decision of this environment, and names each problem with its remedy.
+
+It works without vLLM and without the siblings, and it looks where vLLM looks: entry points, ``VLLM_PLUGINS``,
+``npu_platform.activation``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npu_platform import activation, config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Finding", "examine", "run"]
+
+GROUPS = ("torch.backends", "vllm.platform_plugins", "vllm.general_plugins", "vllm.stat_logger_plugins")
+"""Entry-point groups in which the family registers; all but the first are filtered by ``VLLM_PLUGINS``."""
+
+FAMILY = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
+PYTHON_RANGE = ((3, 11), (3, 14))
+TORCH_SERIES = "2.13"
+
+_TIERS = {
+    "amx": {"amx_tile", "amx_bf16", "avx512f"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; ``ok`` False is a problem and then ``remedy`` says what to do."""
+
+    section: str
+    name: str
+    detail: str
+    ok: bool = True
+    remedy: str | None = None
+
+
+def run(*, as_json: bool) -> int:
+    """Print all findings, problems last; return 0 when there is no problem, else 1."""
+    findings = examine()
+    problems = [finding for finding in findings if not finding.ok]
+    if as_json:
+        print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        return 1 if problems else 0
+    section = None
+    for finding in findings:
+        if finding.section != section:
+            section = finding.section
+            print(f"\n{section}")
+        print(f"  {'ok ' if finding.ok else 'NO '} {finding.name}: {finding.detail}")
+    print(
+        f"\n{len(problems)} problem{'' if len(problems) == 1 else 's'}" if problems else "\nHealthy: no problem found"
+    )
+    for problem in problems:
+        print(f"- {problem.detail}" + (f"\n  {problem.remedy}" if problem.remedy else ""))
+    return 1 if problems else 0
+
+
+def examine() -> list[Finding]:
+    """Look at everything, in the order in which a process meets it."""
+    rooms: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _versions, _environment, _plugins, _platform, _processor, _devices, _ops,
+    )  # fmt: skip
+    return [finding for room in rooms for finding in _guarded(room)]
+
+
+def _guarded(room: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A broken installation must not stop its own examination."""
+    try:
+        yield from room()
+    except Exception as error:  # noqa: BLE001 whatever it is, it is a finding
+        yield Finding(room.__name__.strip("_"), "examination", f"{type(error).__name__}: {error}", ok=False)
+
+
+def _versions() -> Iterator[Finding]:
+    section = "versions"
+    low, high = PYTHON_RANGE
+    python = platform.python_version()
+    fits = low <= tuple(int(part) for part in python.split(".")[:2]) < high
+    remedy = None if fits else f"Use Python {low[0]}.{low[1]} to {high[0]}.{high[1] - 1}."
+    yield Finding(section, "python", f"Python {python}", fits, remedy)
+    torch = _version("torch")
+    fits = torch is not None and torch.startswith(f"{TORCH_SERIES}.")
+    detail = (
+        f"torch {torch}" if fits else f"torch {torch or 'is missing'}, but npu-platform is built for {TORCH_SERIES}.*"
+    )
+    yield Finding(section, "torch", detail, fits, None if fits else f"pip install 'torch=={TORCH_SERIES}.*'")
+    ours = _version("npu-platform")
+    for name in FAMILY:
+        version = _version(name)
+        fits = version in (ours, None)
+        detail = f"{name} {version}" if version else f"not installed (pip install 'npu-platform[{name[4:]}]')"
+        remedy = None if fits else f"Install all four at one version: pip install 'npu-platform[all]=={ours}'"
+        yield Finding(section, name, detail if fits else f"{detail} beside npu-platform {ours}", fits, remedy)
+
+
+def _environment() -> Iterator[Finding]:
+    values = config.variables_set()
+    for name, value in values.items():
+        known = not name.startswith("NPU_") or name == "NPU_ISA" or name in config.ENVIRONMENT
+        yield Finding(
+            "environment", name, value if known else f"{value}; no variable of this family, so without effect"
+        )
+    if not values:
+        yield Finding("environment", "variables", "no NPU_*, VLLM_* or OMP_* variable is set")
+
+
+def _plugins() -> Iterator[Finding]:
+    section = "plugins"
+    allowed = config.plugin_allow_list()
+    missing = activation.missing_plugins()
+    everything = [*(allowed or ()), *missing]
+    if missing:
+        detail = f"VLLM_PLUGINS={','.join(allowed or ())} leaves out {', '.join(missing)}."
+        yield Finding(section, "VLLM_PLUGINS", detail, False, f"Set VLLM_PLUGINS={','.join(everything)} or unset it.")
+    else:
+        yield Finding(section, "VLLM_PLUGINS", "unset: all are loaded" if allowed is None else ",".join(allowed))
+    for group in GROUPS:
+        for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):
+            yield _plugin(point, allowed if group.startswith("vllm.") else None)
+
+
+def _plugin(point: importlib.metadata.EntryPoint, allowed: list[str] | None) -> Finding:
+    name = f"{point.group} {point.name}"
+    origin = f"{point.value} from {point.dist.name} {point.dist.version}" if point.dist else point.value
+    if allowed is not None and point.name not in allowed:
+        return Finding("plugins", name, f"found, not allowed by VLLM_PLUGINS, so not loaded ({origin})")
+    if activation.vllm_version() is None and point.group.startswith("vllm."):
+        return Finding("plugins", name, f"found and allowed; not loaded, as vLLM is missing ({origin})")
+    try:
+        point.load()
+    except Exception as error:  # noqa: BLE001 vLLM skips a plugin that raises anything at import
+        detail = f"plugin {point.name} ({origin}) cannot be imported: {type(error).__name__}: {error}"
+        return Finding("plugins", name, detail, False, "Reinstall that distribution, or leave it out of VLLM_PLUGINS.")
+    return Finding("plugins", name, f"found, allowed, loaded ({origin})")
+
+
+def _platform() -> Iterator[Finding]:
+    section = "platform"
+    decision = activation.decide()
+    for check in decision.checks:
+        yield Finding(section, check.name, check.detail, check.ok, check.remedy)
+    others = _other_platforms()
+    if others:
+        names = ", ".join(others)
+        remedy = "Set VLLM_PLUGINS so that it names one of them, uninstall the other, or set NPU_DEVICE=off."
+        detail = f"A second platform plugin activates here as well ({names}); vLLM then refuses to start."
+        yield Finding(section, "second platform", detail, not decision.activate, remedy)
+    allowed = config.plugin_allow_list()
+    if not decision.activate:
+        yield Finding(section, "winner", f"not npu: {decision.reason}")
+    elif allowed is not None and "npu" not in allowed:
+        yield Finding(section, "winner", "not npu: VLLM_PLUGINS does not name it")
+    elif not others:
+        yield Finding(section, "winner", f"npu, because {decision.reason}")
+
+
+def _other_platforms() -> list[str]:
+    """Return the allowed platform plugins beside ours that say yes, as vLLM asks them."""
+    allowed = config.plugin_allow_list()
+    active = []
+    for point in importlib.metadata.entry_points(group="vllm.platform_plugins"):
+        if point.name == "npu" and point.value.startswith("npu_platform"):
+            continue
+        if allowed is None or point.name in allowed:
+            try:
+                if point.load()() is not None:
+                    active.append(f"{point.name} from {point.dist.name if point.dist else point.value}")
+            except Exception:  # noqa: BLE001, S112 vLLM takes an exception as a no; the plugin section shows it
+                continue
+    return active
+
+
+def _processor() -> Iterator[Finding]:
+    section = "processor"
+    info = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.*)$", info, re.MULTILINE)
+    present = set(flags.group(1).split()) if flags else set()
+    tier = next((name for name, needed in _TIERS.items() if needed <= present), "scalar")
+    name = model.group(1) if model else platform.machine()
+    yield Finding(section, "cpu", f"{name}, {len(os.sched_getaffinity(0))} cores for this process")
+    detail = {"amx": "AMX and AVX-512", "avx512": "AVX-512; no AMX, so prefill is slower"}.get(
+        tier, f"{tier}; no AVX-512 and no AMX, so decode and prefill are slower"
+    )
+    yield Finding(section, "tier", f"{detail} (NPU_ISA={tier})")
+    forced = config.variables_set().get("NPU_ISA")
+    tiers = (*_TIERS, "scalar")
+    if forced is not None and forced not in tiers[tiers.index(tier) :]:
+        detail = f"NPU_ISA={forced} is no tier that this processor has."
+        yield Finding(
+            section, "NPU_ISA", detail, False, f"Unset NPU_ISA, or set {', '.join(tiers[tiers.index(tier) :])}."
+        )
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    from npu_platform import info
+
+    section = "devices"
+    library = importlib.util.find_spec("npu_platform._C")
+    yield Finding(
+        section, "device library", library.origin if library and library.origin else "npu_platform._C not found"
+    )
+    if not hasattr(torch, "npu"):
+        yield Finding(section, "devices", "none: PyTorch has no device npu (see platform)")
+        return
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = 0
+    for device in info.devices():
+        total += device.memory_total
+        gib = 2.0**30
+        detail = (
+            f"{device.name}: {device.memory_total / gib:.1f} GiB, {device.memory_free / gib:.1f} free, "
+            f"{device.memory_allocated / gib:.1f} allocated by this process"
+        )
+        yield Finding(section, f"npu:{device.index}", detail)
+    fits = total <= host
+    detail = f"host memory {host / 2**30:.1f} GiB, all devices together {total / 2**30:.1f} GiB"
+    yield Finding(
+        section, "memory", detail, fits, None if fits else "Lower NPU_SIMULATOR_MEMORY or NPU_SIMULATOR_DEVICES."
+    )
+
+
+def _ops() -> Iterator[Finding]:
+    from npu_platform import info
+
+    known = info.ops()
+    if not known:
+        yield Finding("ops", "npu-ops", "no ops registered: vLLM's plain-torch layers run, correct and slower")
+    for op in known:
+        yield Finding("ops", op.name, f"{op.npu} on npu", op.npu != "none", None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

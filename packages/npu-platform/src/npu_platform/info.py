@@ -1,0 +1,100 @@
+"""``npu info``: the devices, their memory, and which implementation runs each op of ``torch.ops.npu_ops``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Device", "Op", "devices", "ops", "registered_ops", "run"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One npu device; memory in bytes."""
+
+    index: int
+    name: str
+    threads: int
+    memory_total: int
+    memory_free: int
+    memory_allocated: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op, and what runs it when its tensors are on npu and on cpu."""
+
+    name: str
+    npu: str
+    cpu: str
+
+
+def run(*, as_json: bool) -> int:
+    """Print devices and ops; return 0, or 1 when PyTorch has no device npu."""
+    try:
+        found = list(devices())
+    except (ImportError, RuntimeError) as error:
+        print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
+        return 1
+    known = ops()
+    if as_json:
+        print(json.dumps({"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}, indent=2))
+        return 0
+    for device in found:
+        print(f"npu:{device.index}  {device.name}, {device.threads} threads, {_memory(device)}")
+    if not known:
+        print("No ops: npu-ops is not installed, so vLLM's plain-torch layers run (pip install 'npu-platform[ops]')")
+    width = max((len(op.name) for op in known), default=0)
+    for op in known:
+        print(f"{op.name:{width}}  npu: {op.npu}; cpu: {op.cpu}")
+    return 0
+
+
+def devices() -> Iterator[Device]:
+    """Yield the npu devices of this process. Raises RuntimeError when PyTorch has none, ImportError without PyTorch."""
+    import torch
+
+    npu: Any = getattr(torch, "npu", None)
+    if npu is None:
+        msg = "PyTorch has no device npu: the device library did not load."
+        raise RuntimeError(msg)
+    for index in range(npu.device_count()):
+        free, total = npu.mem_get_info(index)
+        threads = npu.get_device_properties(index).multi_processor_count
+        yield Device(index, npu.get_device_name(index), threads, total, free, npu.memory_allocated(index))
+
+
+def ops() -> list[Op]:
+    """Return the ops that npu-ops registers, after loading its plugin as vLLM would; none when it is not installed."""
+    for point in importlib.metadata.entry_points(group="vllm.general_plugins", name="npu_ops"):
+        point.load()()  # siblings meet through entry points, not imports
+    return registered_ops()
+
+
+def registered_ops() -> list[Op]:
+    """Return the ops of ``torch.ops.npu_ops`` in this process as it is."""
+    import torch
+
+    names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("npu_ops::"))
+    return [Op(name, _implementation(name, "PrivateUse1"), _implementation(name, "CPU")) for name in names]
+
+
+def _implementation(op: str, key: str) -> str:
+    import torch
+
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(op, key):
+        return "native kernel"
+    if has_kernel(op, "CompositeExplicitAutograd") or has_kernel(op, "CompositeImplicitAutograd"):
+        return "reference in torch ops"
+    return "CPU kernel on aliases of device memory" if key == "PrivateUse1" and has_kernel(op, "CPU") else "none"
+
+
+def _memory(device: Device) -> str:
+    return f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB free"
