@@ -34,19 +34,26 @@ class Server:
     """``vllm serve MODEL`` as a child process in a process group of its own; a context manager that always stops it."""
 
     def __init__(
-        self, model: Path, *arguments: str, log: Path, name: str = "demo", environment: Mapping[str, str] | None = None
+        self,
+        model: Path,
+        *arguments: str,
+        log: Path,
+        name: str = "demo",
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """Describe the server; nothing is started yet.
 
         `arguments` are further ones of ``vllm serve``; `log` gets all that the server prints; `name` is the model's
-        name in requests; `environment` replaces this process's when given.
+        name in requests; `environment` replaces this process's when given; `python` is the interpreter whose
+        vLLM serves.
         """
         self.log = log
         self.name = name
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.exit_code: int | None = None
-        self._command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *arguments]
+        self._command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *arguments]
         self._command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", name]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
