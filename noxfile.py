@@ -106,7 +106,8 @@ def docs(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build the sdists and wheels of all packages into dist/."""
     check_machine(session)
-    uv(session, "build", "--all-packages", "--out-dir", "dist", *session.posargs)
+    # --no-config: match-runtime is for the workspace; a wheel is built against what its build-system requires.
+    uv(session, "build", "--no-config", "--all-packages", "--out-dir", "dist", *session.posargs)
 
 
 @nox.session

@@ -1,0 +1,43 @@
+"""Built wheels, and clean environments to install them into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.environments import ROOT, Environment, uv
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wheels", help="folder of wheels built before, instead of building them (nox -s build)")
+
+
+@pytest.fixture(scope="session")
+def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds one wheel of each distribution."""
+    given = request.config.getoption("--wheels")
+    folder = ROOT / given if given else tmp_path_factory.mktemp("wheels")
+    if not given:
+        uv("build", "--no-config", "--all-packages", "--wheel", "--out-dir", folder)
+    assert len(list(folder.glob("*.whl"))) == 4
+    return folder
+
+
+@pytest.fixture(scope="session")
+def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with torch and nothing of ours: the CPU build where a wheel of it is at hand."""
+    environment = Environment.create(tmp_path_factory.mktemp("torch") / "venv")
+    environment.install_locked_torch()
+    return environment
+
+
+@pytest.fixture(scope="session")
+def with_vllm(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with torch and vLLM as locked and nothing of ours."""
+    environment = Environment.create(tmp_path_factory.mktemp("vllm") / "venv")
+    environment.install_locked_vllm()
+    return environment

@@ -1,0 +1,50 @@
+"""Each distribution alone, and all together, from wheels: it works, and nothing that was there is replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.environments import PACKAGES, Environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+USE_ALONE = {
+    "npu-platform": "import torch; assert torch.ones(2, device='npu').sum().item() == 2",
+    "npu-ops": "import torch, npu_ops; npu_ops.register(); print(torch.ops.npu_ops.silu_and_mul(torch.ones(2, 4)))",
+    "npu-kvconnector": "import npu_kvconnector; from npu_kvconnector import cli; print(npu_kvconnector.__name__)",
+    "npu-statlogger": "from npu_statlogger.sketch import Sketch; s = Sketch(); s.add([1.0]); print(s.quantile(0.5))",
+}
+"""What must work in an environment with torch and this distribution, and without vLLM."""
+
+
+def cuda(versions: dict[str, str]) -> set[str]:
+    return {name for name in versions if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_one_alone_adds_itself_and_works(name: str, wheels: Path, with_torch: Environment, tmp_path: Path) -> None:
+    environment = Environment.create(tmp_path / "venv")
+    environment.install_locked_torch()
+    before = environment.versions()
+    assert before == with_torch.versions()
+    environment.install(name, wheels=wheels)
+    after = environment.versions()
+    assert {added: after[added] for added in after.keys() - before.keys()} == {name: after[name]}
+    assert {kept: after[kept] for kept in before} == before
+    assert cuda(after) == cuda(before)
+    environment.run(USE_ALONE[name])
+
+
+def test_all_together_add_themselves_and_leave_torch_and_vllm_alone(wheels: Path, with_vllm: Environment) -> None:
+    before = with_vllm.versions()
+    assert "vllm" in before
+    with_vllm.install("npu-platform[all]", wheels=wheels)
+    after = with_vllm.versions()
+    assert after.keys() - before.keys() == set(PACKAGES)
+    assert {kept: after[kept] for kept in before} == before
+    assert len({after[name] for name in PACKAGES}) == 1
+    shown = with_vllm.run("from vllm.platforms import current_platform; print(type(current_platform).__name__)")
+    assert shown.stdout.splitlines()[-1] == "NPUPlatform"

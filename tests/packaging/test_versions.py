@@ -1,0 +1,65 @@
+"""One version number, exact pins between the four, and the requirements that a user's installer sees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import zipfile
+from email.parser import Parser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.environments import PACKAGES, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VLLM = "vllm<0.33,>=0.32.0"
+
+REQUIREMENTS = {
+    "npu-platform": {"torch==2.13.*", "numpy"},
+    "npu-ops": {"torch==2.13.*", "numpy"},
+    "npu-kvconnector": {"torch==2.13.*", "numpy"},
+    "npu-statlogger": {"numpy"},
+}
+EXTRAS = {
+    "npu-platform": {
+        "vllm": {VLLM},
+        "ops": {f"npu-ops=={VERSION}"},
+        "kvconnector": {f"npu-kvconnector=={VERSION}"},
+        "statlogger": {f"npu-statlogger=={VERSION}"},
+        "all": {f"{name}=={VERSION}" for name in PACKAGES if name != "npu-platform"},
+    },
+    **{name: {"vllm": {VLLM}} for name in PACKAGES if name != "npu-platform"},
+}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_source_holds_the_version_and_exact_pins(name: str) -> None:
+    project = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    pins = [pin for extra in project["optional-dependencies"].values() for pin in extra if pin.startswith("npu-")]
+    assert all(pin.partition("==")[2] == VERSION for pin in pins)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_wheel_requires_what_is_documented(name: str, wheels: Path) -> None:
+    (wheel,) = wheels.glob(f"{name.replace('-', '_')}-{VERSION}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")]
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    required: dict[str, set[str]] = {}
+    for requirement in fields.get_all("Requires-Dist", []):
+        need, _, marker = requirement.partition(";")
+        extra = re.fullmatch(r" *extra == '(\w+)'", marker)
+        assert extra or not marker, f"unexpected marker in {requirement!r}"
+        required.setdefault(extra.group(1) if extra else "", set()).add(_normal(need))
+    assert required.pop("") == {_normal(need) for need in REQUIREMENTS[name]}
+    assert required == {extra: {_normal(need) for need in needs} for extra, needs in EXTRAS[name].items()}
+
+
+def _normal(requirement: str) -> str:
+    name, specifiers = re.fullmatch(r"\s*([\w-]+)\s*(.*?)\s*", requirement).groups()
+    return name + ",".join(sorted(specifiers.strip("()").split(",")))
