@@ -28,14 +28,6 @@ def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with torch and nothing of ours: the CPU build where a wheel of it is at hand."""
-    environment = Environment.create(tmp_path_factory.mktemp("torch") / "venv")
-    environment.install_locked_torch()
-    return environment
-
-
-@pytest.fixture(scope="session")
 def with_vllm(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with torch and vLLM as locked and nothing of ours."""
     environment = Environment.create(tmp_path_factory.mktemp("vllm") / "venv")

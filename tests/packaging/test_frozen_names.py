@@ -1,0 +1,101 @@
+"""Names that users write: they change on purpose only, together with this list and the documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+
+import pytest
+
+from tests.support.environments import PACKAGES, ROOT
+
+ENVIRONMENT = {
+    "npu-platform": {
+        "NPU_DEVICE",
+        "NPU_SIMULATOR_DEVICES",
+        "NPU_SIMULATOR_MEMORY",
+        "NPU_VISIBLE_DEVICES",
+        "NPU_NUM_THREADS",
+        "NPU_FALLBACK",
+        "NPU_DEBUG",
+        "NPU_HUGE_PAGES",
+    },
+    "npu-ops": {"NPU_ISA"},
+    "npu-kvconnector": set(),
+    "npu-statlogger": {"NPU_STATLOGGER_PATH", "NPU_STATLOGGER_INTERVAL"},
+}
+SETTINGS = {
+    "npu_platform.config.NPUConfig": {"num_threads", "sampler"},
+    "npu_kvconnector.config.OffloadConfig": {
+        "cpu_bytes_to_use",
+        "blocks_per_chunk",
+        "eviction_policy",
+        "store_threshold",
+        "offload_prompt_only",
+    },
+    "npu_statlogger.config.StatLoggerConfig": {"path", "interval"},
+}
+PUBLIC = {
+    "npu_platform": {"register"},
+    "npu_ops": {"register"},
+    "npu_kvconnector": {"register", "CONNECTOR"},
+    "npu_statlogger": {"NPUStatLogger"},
+}
+
+
+def source(package: str) -> str:
+    """Return all Python and C++ of a package in one text, without comments, includes and macros' definitions."""
+    files = [*(ROOT / "packages" / package).glob("src/**/*.py"), *(ROOT / "packages" / package).glob("csrc/**/*.[ch]*")]
+    return "\n".join(file.read_text() for file in sorted(files))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_reads_the_documented_variables_and_no_other(package: str) -> None:
+    # A variable is read under its name in quotes; the logger's names are a prefix and the names of its settings.
+    quoted = set(re.findall(r"""["'](NPU_[A-Z0-9_]*[A-Z0-9])["'\s]""", source(package)))
+    expected = ENVIRONMENT[package] - ENVIRONMENT["npu-statlogger"]
+    allowed = {name for names in ENVIRONMENT.values() for name in names}
+    assert expected <= quoted
+    assert quoted <= allowed
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_documentation_has_each_variable(package: str) -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    rows = set(re.findall(rf"^\| `(\w+)` \| {package} \|", page, flags=re.MULTILINE))
+    assert rows == ENVIRONMENT[package]
+
+
+def test_the_platform_lists_its_variables_for_the_doctor() -> None:
+    config = importlib.import_module("npu_platform.config")
+    assert set(config.ENVIRONMENT) == ENVIRONMENT["npu-platform"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_are_these(name: str) -> None:
+    module, _, cls = name.rpartition(".")
+    settings = getattr(importlib.import_module(module), cls)
+    assert {field.name for field in dataclasses.fields(settings)} == SETTINGS[name]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_names_are_these(name: str) -> None:
+    module = importlib.import_module(name)
+    defined = {
+        public
+        for public in getattr(module, "__all__", None) or vars(module)
+        if not public.startswith("_") and getattr(vars(module).get(public), "__module__", name) == name
+    }
+    submodules = {file.stem for file in (ROOT / "packages" / name.replace("_", "-") / "src" / name).iterdir()}
+    foreign = {"annotations", "functools", "logging", "importlib", "importlib_metadata"}
+    assert defined - submodules - foreign == PUBLIC[name]
+
+
+def test_the_launch_header_is_the_same_in_both_packages() -> None:
+    platform, ops = (
+        (ROOT / "packages" / package / "csrc" / "include" / "npu_launch.h").read_bytes()
+        for package in ("npu-platform", "npu-ops")
+    )
+    assert platform == ops
+    assert b"NPU_LAUNCH_ABI" in platform
