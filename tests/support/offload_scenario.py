@@ -15,8 +15,8 @@ from typing import Any
 
 def main(scenario_file: str, result_file: str) -> None:
     """Run one scenario in an engine of its own."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415
-    from vllm.platforms import current_platform  # noqa: PLC0415
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
     scenario = json.loads(Path(scenario_file).read_text())
     llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])

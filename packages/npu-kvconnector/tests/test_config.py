@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from npu_kvconnector.config import OffloadConfig, parse_bytes
 from npu_kvconnector.errors import KVConnectorError, OptionError
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from npu_kvconnector.errors import CapacityError, TransferError
 from npu_kvconnector.tiers.host import allocate_pages
 from npu_kvconnector.transfer import Lane, Run, copy_runs, plan_runs
@@ -17,6 +18,10 @@ BLOCKS, CHUNKS = 12, 6
 
 def int32(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
+
+
+def joined(lists: list[list[int]]) -> list[int]:
+    return [value for values in lists for value in values]
 
 
 @st.composite
@@ -35,7 +40,7 @@ def transfers(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[list[in
 @given(transfers())
 def test_plan_pairs_each_block_with_its_page(case: tuple[list[list[int]], list[int], list[list[int]], int]) -> None:
     groups, indices, chunks, per_chunk = case
-    plan = plan_runs(int32(sum(groups, [])), [len(g) for g in groups], indices, int32(sum(chunks, [])), per_chunk)
+    plan = plan_runs(int32(joined(groups)), [len(g) for g in groups], indices, int32(joined(chunks)), per_chunk)
     for blocks, index, ids, runs in zip(groups, indices, chunks, plan, strict=True):
         places = range(index % per_chunk, index % per_chunk + len(blocks))
         expected = [

@@ -18,7 +18,7 @@ def register() -> None:
     """
     logger = logging.getLogger("vllm.npu_kvconnector")
     try:
-        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
         KVConnectorFactory.register_connector(CONNECTOR, "npu_kvconnector.connector", CONNECTOR)
     except (ImportError, AttributeError) as error:

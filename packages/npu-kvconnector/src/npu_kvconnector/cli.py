@@ -60,8 +60,8 @@ def _check_vllm(problems: list[str]) -> str | None:
     if allowed is not None and _PLUGIN not in allowed.split(","):
         problems.append(f"VLLM_PLUGINS={allowed} leaves this plugin out; set VLLM_PLUGINS={allowed},{_PLUGIN}")
     try:
-        import vllm  # noqa: PLC0415
-        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415
+        import vllm
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     except ImportError as error:
         problems.append(f"vLLM cannot be imported ({error}); install npu-kvconnector[vllm], or a build of your own")
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -94,5 +94,4 @@ def _refuse_unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
 
 
 def _transfer_config(vllm_config: VllmConfig) -> KVTransferConfig:
-    assert vllm_config.kv_transfer_config is not None  # without one there would be no connector
-    return vllm_config.kv_transfer_config
+    return cast("KVTransferConfig", vllm_config.kv_transfer_config)  # without one there would be no connector

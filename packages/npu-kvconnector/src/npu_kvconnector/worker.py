@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vllm.logger import init_logger
 from vllm.utils.platform_utils import is_pin_memory_available
-from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
 from npu_kvconnector.errors import TransferError
 from npu_kvconnector.tiers.host import allocate_pages
@@ -14,6 +14,7 @@ from npu_kvconnector.transfer import Lane, copy_runs, plan_runs
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec
+    from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 __all__ = ["HostTierWorker"]
 
@@ -84,13 +85,11 @@ class HostTierWorker(OffloadingWorker):
         self._host_pages.clear()
 
     def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> bool:
-        assert isinstance(chunks, BlockIDsLoadStoreSpec)  # what vLLM's manager of the host tier makes
         if not self._host_pages:
             msg = f"job {job_id} was submitted after shutdown"
             raise TransferError(msg)
-        plan = plan_runs(
-            blocks.block_ids, blocks.group_sizes, blocks.block_indices, chunks.block_ids, self._blocks_per_chunk
-        )
+        chunk_ids = cast("CPULoadStoreSpec", chunks).chunk_ids  # what vLLM's manager of a host tier makes
+        plan = plan_runs(blocks.block_ids, blocks.group_sizes, blocks.block_indices, chunk_ids, self._blocks_per_chunk)
 
         def copy() -> int:
             return sum(
