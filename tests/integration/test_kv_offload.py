@@ -47,7 +47,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "engine": {
             "model": str(models.MAKERS[model](folder / "model")),
             "dtype": "float32",
-            "max_model_len": 512,
+            "max_model_len": 256,
             "max_num_seqs": 4,
             "block_size": BLOCK,
             "num_gpu_blocks_override": blocks,
