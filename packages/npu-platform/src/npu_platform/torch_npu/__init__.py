@@ -1,5 +1,20 @@
-"""The module ``torch.npu``."""
+"""The module ``torch.npu``: the software NPU as a PyTorch device, with the surface of ``torch.cuda``.
 
+``import torch`` calls :func:`autoload` through the entry point group ``torch.backends``. Devices come up at their first
+use, not before; a bad environment variable is reported there and never by the import.
+"""
 
-def autoload() -> None:
-    """Register the device; called by ``import torch`` through the entry point group ``torch.backends``."""
+from __future__ import annotations
+
+from .registration import autoload, inactive_reason
+
+__all__ = ["autoload", "inactive_reason"]
+
+if inactive_reason() is None:
+    from .devices import *  # noqa: F403
+    from .devices import _is_in_bad_fork as _is_in_bad_fork
+    from .distributed import *  # noqa: F403
+    from .graphs import *  # noqa: F403
+    from .memory import *  # noqa: F403
+    from .random import *  # noqa: F403
+    from .streams import *  # noqa: F403

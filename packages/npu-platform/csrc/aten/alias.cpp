@@ -1,0 +1,257 @@
+#include "aten/alias.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/PyObjectSlot.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/allocator.h"
+#include "runtime/caching_allocator.h"
+#include "runtime/device.h"
+
+namespace npu {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::intrusive_ptr;
+using c10::StorageImpl;
+using c10::TensorImpl;
+
+constexpr size_t kPooled = 64;  // aliases kept for reuse, by thread
+
+const DispatchKeySet kLazyBits({DispatchKey::Conjugate, DispatchKey::Negative});
+
+// Fields of any TensorImpl that only a subclass may name: a pointer to member is taken through one. With it a fresh
+// result becomes an npu tensor where it is, without a second TensorImpl.
+struct Fields : TensorImpl {
+  static DispatchKeySet& keys(TensorImpl& impl) { return impl.*(&Fields::key_set_); }
+  static std::optional<c10::Device>& device(TensorImpl& impl) { return impl.*(&Fields::device_opt_); }
+  static c10::Storage& storage(TensorImpl& impl) { return impl.*(&Fields::storage_); }
+};
+
+class AliasImpl final : public TensorImpl {
+ public:
+  AliasImpl(c10::Storage storage, caffe2::TypeMeta dtype)
+      : TensorImpl(std::move(storage), DispatchKeySet(DispatchKey::CPU), dtype) {}
+
+  // No autograd keys: kernels run below autograd.
+  void retarget(const TensorImpl& original, c10::Storage storage) {
+    TensorImpl::copy_generic_tensor_metadata(&original, this);
+    storage_ = std::move(storage);
+    key_set_ = DispatchKeySet(DispatchKey::CPU) | (original.key_set() & kLazyBits);
+    device_opt_ = c10::Device(c10::kCPU);
+  }
+};
+
+struct ThreadPool {
+  std::vector<intrusive_ptr<TensorImpl>> aliases;
+  std::vector<intrusive_ptr<StorageImpl>> storages;
+};
+thread_local ThreadPool pooled;
+
+c10::DataPtr borrowed(void* address) { return {address, c10::Device(c10::kCPU)}; }
+
+void let_go(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<StorageImpl*>(storage)); }
+
+// The memory of `original`, with a reference to it.
+c10::DataPtr shared(StorageImpl* original) {
+  c10::raw::intrusive_ptr::incref(original);
+  return {original->mutable_data(), original, &let_go, c10::Device(c10::kCPU)};
+}
+
+StorageImpl* storage_of(const TensorImpl& impl) { return impl.unsafe_storage().unsafeGetStorageImpl(); }
+
+intrusive_ptr<StorageImpl> alias_storage(StorageImpl* original) {
+  void* address = original->mutable_data();
+  if (pooled.storages.empty()) {
+    return c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), original->nbytes(), borrowed(address),
+                                            cpu_allocator(), /*resizable=*/true);
+  }
+  auto storage = std::move(pooled.storages.back());
+  pooled.storages.pop_back();
+  storage->set_data_ptr_noswap(borrowed(address));
+  storage->set_nbytes(original->nbytes());
+  return storage;
+}
+
+intrusive_ptr<TensorImpl> alias_impl(const TensorImpl& original, c10::Storage storage) {
+  intrusive_ptr<TensorImpl> alias;
+  if (pooled.aliases.empty()) {
+    alias = c10::make_intrusive<AliasImpl>(c10::Storage(storage), original.dtype());
+  } else {
+    alias = std::move(pooled.aliases.back());
+    pooled.aliases.pop_back();
+  }
+  static_cast<AliasImpl*>(alias.get())->retarget(original, std::move(storage));
+  return alias;
+}
+
+DispatchKeySet npu_keys(DispatchKeySet keys) {
+  constexpr DispatchKeySet cpu_bit(c10::BackendComponent::CPUBit);
+  constexpr DispatchKeySet npu_bit(c10::BackendComponent::PrivateUse1Bit);
+  const DispatchKeySet moved(DispatchKeySet::RAW, (keys.raw_repr() & ~cpu_bit.raw_repr()) | npu_bit.raw_repr());
+  return (moved - DispatchKeySet(DispatchKey::AutocastCPU)) | DispatchKeySet(DispatchKey::AutocastPrivateUse1);
+}
+
+at::Tensor make_view(c10::Storage storage, DispatchKeySet keys, const TensorImpl& like) {
+  auto view = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, std::move(storage), keys, like.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  return view;
+}
+
+}  // namespace
+
+at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->device_type() != kNpu) return tensor;
+  const c10::DeviceIndex index = impl->device().index();
+  TORCH_CHECK(!device_ || *device_ == index,
+              "Expected all tensors to be on the same device, but found at least two devices, npu:", int(*device_),
+              " and npu:", int(index), "!");
+  device_ = index;
+  TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage(), "npu: this kind of tensor has no storage that a CPU kernel could use");
+  StorageImpl* storage = storage_of(*impl);
+  c10::Storage aliased;
+  for (const Entry& entry : entries_) {
+    if (entry.original.get() == impl) return at::Tensor(entry.alias);
+    if (storage_of(*entry.original) == storage) aliased = entry.alias->unsafe_storage();
+  }
+  if (!aliased) aliased = c10::Storage(alias_storage(storage));
+  auto alias = alias_impl(*impl, std::move(aliased));
+  entries_.push_back({tensor.getIntrusivePtr(), alias});
+  return at::Tensor(std::move(alias));
+}
+
+at::Tensor Aliases::to_npu(at::Tensor&& result) {
+  if (!result.defined()) return std::move(result);
+  TensorImpl* impl = result.unsafeGetTensorImpl();
+  if (impl->device_type() != c10::kCPU || !impl->has_storage()) return std::move(result);
+  for (const Entry& entry : entries_) {
+    if (entry.alias.get() == impl) return at::Tensor(entry.original);
+  }
+  for (const Entry& entry : entries_) {
+    if (storage_of(*entry.alias) == storage_of(*impl)) return view_of(entry, *impl);
+  }
+  return adopt(std::move(result));
+}
+
+// Built from the original's keys: with the CPU key alone it would look like an inference tensor ("Cannot set
+// version_counter").
+at::Tensor Aliases::view_of(const Entry& entry, const TensorImpl& result) {
+  const DispatchKeySet keys = (entry.original->key_set() - kLazyBits) | (result.key_set() & kLazyBits);
+  return make_view(c10::Storage(entry.original->unsafe_storage()), keys, result);
+}
+
+at::Tensor Aliases::adopt(at::Tensor&& result) {
+  TensorImpl* impl = result.unsafeGetTensorImpl();
+  StorageImpl* storage = storage_of(*impl);
+  const void* address = storage->data();
+  const c10::DeviceIndex index = address ? device_of(address) : thread_state.device;
+  if (index < 0) {  // a kernel returned memory that it did not get from our allocator
+    if (is_capturing()) refuse_during_capture("an op that returns host memory of its own");
+    const at::Tensor host = result.contiguous();  // we are inside the kernel: a copy lies on the device
+    auto copy = at::empty_like(host);
+    std::memcpy(copy.mutable_data_ptr(), host.const_data_ptr(), host.nbytes());
+    return adopt(std::move(copy));
+  }
+  const c10::Device device(kNpu, index);
+  if (storage->device().type() != kNpu) {
+    storage->_mutable_data_ptr_no_checks().unsafe_set_device(device);
+    storage->set_allocator(device_allocator());
+  }
+  if (result.use_count() > 1) return make_view(c10::Storage(impl->unsafe_storage()), npu_keys(impl->key_set()), *impl);
+  Fields::keys(*impl) = npu_keys(impl->key_set());
+  Fields::device(*impl) = device;
+  return std::move(result);
+}
+
+void Aliases::write_back() {
+  for (Entry& entry : entries_) write_back(entry);
+}
+
+void Aliases::write_back(Entry& entry) {
+  TensorImpl& alias = *entry.alias;
+  TensorImpl& original = *entry.original;
+  StorageImpl* from = storage_of(alias);
+  StorageImpl* to = storage_of(original);
+  if (from->data() != to->data() || from->nbytes() != to->nbytes()) {
+    const size_t bytes = from->nbytes();
+    c10::DataPtr memory = from->set_data_ptr(borrowed(nullptr));
+    memory.unsafe_set_device(to->device());
+    to->set_data_ptr_noswap(std::move(memory));
+    to->set_nbytes(bytes);
+    from->set_data_ptr_noswap(borrowed(to->mutable_data()));
+  }
+  if (original.storage_offset() != alias.storage_offset() || original.sizes() != alias.sizes() ||
+      original.strides() != alias.strides()) {
+    original.set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+  }
+}
+
+Aliases::~Aliases() {
+  for (Entry& entry : entries_) recycle(entry);
+}
+
+void Aliases::recycle(Entry& entry) {
+  TensorImpl& alias = *entry.alias;
+  StorageImpl* original = storage_of(*entry.original);
+  auto keep_memory = [&](StorageImpl* storage) {
+    if (storage && !storage->data_ptr().get_context() && !is_in_capture_pool(storage->data())) {
+      storage->set_data_ptr_noswap(shared(original));
+    }
+  };
+  const bool kept = entry.alias.use_count() > 1 || alias.pyobj_slot()->load_pyobj() != nullptr;
+  if (kept) {
+    keep_memory(storage_of(alias));
+    entry.alias.reset();
+    return;
+  }
+  auto storage = intrusive_ptr<StorageImpl>::reclaim(Fields::storage(alias).unsafeReleaseStorageImpl());
+  const bool shared_here = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
+    return &other != &entry && other.alias && other.alias->unsafe_storage() && storage_of(*other.alias) == storage.get();
+  });
+  if (storage.use_count() > 1) {
+    if (!shared_here) keep_memory(storage.get());  // a tensor that the kernel kept lies on it
+  } else if (pooled.storages.size() < kPooled) {
+    storage->set_data_ptr_noswap(borrowed(nullptr));
+    pooled.storages.push_back(std::move(storage));
+  }
+  if (pooled.aliases.size() < kPooled) pooled.aliases.push_back(std::move(entry.alias));
+  entry.alias.reset();
+}
+
+at::Tensor owning_alias(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() != kNpu) return tensor;
+  TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  StorageImpl* original = storage_of(impl);
+  auto memory = is_in_capture_pool(original->data()) ? borrowed(original->mutable_data()) : shared(original);
+  auto storage = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), original->nbytes(), std::move(memory),
+                                                  /*allocator=*/nullptr, /*resizable=*/false);
+  auto alias = at::detail::make_tensor<TensorImpl>(c10::Storage(std::move(storage)), DispatchKeySet(DispatchKey::CPU),
+                                                   impl.dtype());
+  alias.unsafeGetTensorImpl()->set_sizes_and_strides(impl.sizes(), impl.strides(), impl.storage_offset());
+  return alias;
+}
+
+void AliasNode::expect(const at::Tensor& result) {
+  expected_.push_back(result.defined() && result.has_storage() ? result.storage().data() : nullptr);
+}
+
+void AliasNode::run() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  LendScope lending(log);
+  std::vector<at::Tensor> results;
+  run_kernel(&results);
+  for (size_t i = 0; i < results.size() && i < expected_.size(); ++i) {
+    const at::Tensor& result = results[i];
+    const void* address = result.defined() && result.has_storage() ? result.storage().data() : nullptr;
+    TORCH_CHECK(address == expected_[i], "npu: ", name(),
+                " allocated its result differently on replay: an op whose result's shape depends on its data cannot be in a graph");
+  }
+}
+
+}  // namespace npu

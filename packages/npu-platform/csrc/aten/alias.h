@@ -1,0 +1,73 @@
+// Zero-copy aliases: npu tensors shown to CPU kernels as CPU tensors over the same memory, and results taken back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <vector>
+
+#include "runtime/graph.h"
+#include "runtime/launch.h"
+
+namespace npu {
+
+// The aliases of one op. The same tensor has one alias and the same storage one alias storage, so that in-place ops,
+// `out=` and overlap checks see what they would see without us. The npu tensors themselves are never changed for the
+// duration of an op: weights are shared between threads.
+class Aliases {
+ public:
+  Aliases() = default;
+  Aliases(const Aliases&) = delete;
+  Aliases& operator=(const Aliases&) = delete;
+  // An alias that somebody kept (a Python kernel, a node of a graph) owns a reference to the memory from here on.
+  ~Aliases();
+
+  at::Tensor to_cpu(const at::Tensor& tensor);  // npu -> CPU alias; any other tensor as it is
+  at::Tensor to_npu(at::Tensor&& result);       // an argument's alias -> that argument; a view of one -> a view; else adopted
+  void write_back();                            // kernels may have resized what they write: sizes and memory move back
+
+  // The index of the npu tensors seen so far; raises when they are of several devices.
+  std::optional<c10::DeviceIndex> device() const { return device_; }
+  bool empty() const { return entries_.empty(); }
+
+ private:
+  struct Entry {
+    c10::intrusive_ptr<c10::TensorImpl> original;
+    c10::intrusive_ptr<c10::TensorImpl> alias;
+  };
+
+  at::Tensor view_of(const Entry& entry, const c10::TensorImpl& result);
+  at::Tensor adopt(at::Tensor&& result);
+  void write_back(Entry& entry);
+  void recycle(Entry& entry);
+
+  c10::SmallVector<Entry, 8> entries_;
+  std::optional<c10::DeviceIndex> device_;
+};
+
+// A CPU tensor over the memory of an npu tensor that owns a reference to it (unless a graph under capture owns it).
+at::Tensor owning_alias(const at::Tensor& tensor);
+
+// A node that runs a CPU kernel on aliases, lending it the allocations it made at capture.
+class AliasNode : public Node {
+ public:
+  using Node::Node;
+  AllocationLog log;
+  void expect(const at::Tensor& result);  // results must come to the same addresses at each replay
+
+ protected:
+  void run() final;
+  virtual void run_kernel(std::vector<at::Tensor>* results) = 0;
+
+ private:
+  std::vector<const void*> expected_;
+};
+
+// Runs `kernel(aliases) -> Tensor or tuple of Tensors`, code for CPU tensors, as one kernel of the device.
+template <class Kernel>
+auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel);
+
+}  // namespace npu
+
+#include "aten/alias_launch.h"

@@ -1,0 +1,82 @@
+// The body of launch_on_aliases().
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <tuple>
+#include <type_traits>
+
+#include "aten/alias.h"
+#include "runtime/device.h"
+
+namespace npu {
+namespace detail {
+
+// While an op is captured its allocations are logged.
+class RecordScope {
+ public:
+  explicit RecordScope(AllocationLog* log) : previous_(std::exchange(thread_state.record, log)) {}
+  ~RecordScope() { thread_state.record = previous_; }
+  RecordScope(const RecordScope&) = delete;
+  RecordScope& operator=(const RecordScope&) = delete;
+
+ private:
+  AllocationLog* previous_;
+};
+
+template <class Visit>
+void for_each_result(at::Tensor& result, Visit visit) {
+  visit(result);
+}
+
+template <class... Results, class Visit>
+void for_each_result(std::tuple<Results...>& results, Visit visit) {
+  std::apply([&](auto&... each) { (visit(each), ...); }, results);
+}
+
+template <class Kernel>
+class AliasKernelNode final : public AliasNode {
+ public:
+  AliasKernelNode(c10::DeviceIndex device, const char* name, std::vector<at::Tensor> aliases, Kernel kernel)
+      : AliasNode(device, name), aliases_(std::move(aliases)), kernel_(std::move(kernel)) {}
+
+  auto call() { return kernel_(aliases_); }
+
+ protected:
+  void run_kernel(std::vector<at::Tensor>* results) override {
+    auto all = kernel_(aliases_);
+    for_each_result(all, [&](at::Tensor& each) { results->push_back(std::move(each)); });
+  }
+
+ private:
+  std::vector<at::Tensor> aliases_;
+  Kernel kernel_;
+};
+
+}  // namespace detail
+
+template <class Kernel>
+auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel) {
+  Aliases aliases;
+  for (at::Tensor& argument : arguments) argument = aliases.to_cpu(argument);
+  const c10::DeviceIndex device = aliases.device().value_or(thread_state.device);
+  std::unique_ptr<detail::AliasKernelNode<Kernel>> node;
+  if (C10_UNLIKELY(is_capturing())) {
+    node = std::make_unique<detail::AliasKernelNode<Kernel>>(device, name, arguments, kernel);
+  }
+  KernelScope inside(device, name);
+  at::AutoDispatchBelowADInplaceOrView below;
+  auto results = [&] {
+    detail::RecordScope recording(node ? &node->log : thread_state.record);
+    return kernel(arguments);
+  }();
+  arguments.clear();
+  detail::for_each_result(results, [&](at::Tensor& each) {
+    each = aliases.to_npu(std::move(each));
+    if (node) node->expect(each);
+  });
+  if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
+  return results;
+}
+
+}  // namespace npu

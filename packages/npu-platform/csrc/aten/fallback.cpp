@@ -1,0 +1,216 @@
+// Every op without an npu kernel runs its CPU kernel on zero-copy aliases: all namespaces, Python kernels included.
+#include "aten/fallback.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <string_view>
+#include <unordered_set>
+
+#include "aten/alias.h"
+#include "runtime/device.h"
+#include "runtime/generator.h"
+#include "simulator/config.h"
+
+namespace npu {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+
+// What the fallback needs to know of an op, found out once per thread.
+struct OpInfo {
+  size_t arguments = 0;
+  size_t returns = 0;
+  bool writes = false;
+  bool reads_on_host = false;         // its result, or the result's shape, depends on values in device memory
+  bool mixes_devices = false;         // CPU tensors beside npu tensors are part of its contract
+  std::vector<bool> is_generator;     // by argument; empty when there is none
+  std::string name;
+};
+
+// aten ops that take CPU tensors with dimensions beside device tensors, as on other accelerators.
+bool may_mix_devices(std::string_view name) {
+  if (!name.starts_with("aten::")) return true;
+  for (std::string_view part : {"index", "copy", "set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split", "_to_"}) {
+    if (name.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+OpInfo inspect(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  OpInfo info;
+  info.name = c10::toString(op.operator_name());
+  info.arguments = schema.arguments().size();
+  info.returns = schema.returns().size();
+  info.writes = schema.is_mutable();
+  info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  info.mixes_devices = may_mix_devices(info.name);
+  for (size_t i = 0; i < info.arguments; ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (argument.type()->str().find("Generator") != std::string::npos) {
+      info.is_generator.resize(info.arguments);
+      info.is_generator[i] = true;
+    }
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "npu: ", info.name,
+                              " has no npu kernel, and no CPU kernel to fall back to. Register one with torch.library.impl(\"",
+                              info.name, "\", \"npu\").");
+  return info;
+}
+
+const OpInfo& info_of(const c10::OperatorHandle& op) {
+  static thread_local std::unordered_map<const c10::FunctionSchema*, OpInfo> known;
+  auto found = known.find(&op.schema());
+  if (found == known.end()) found = known.emplace(&op.schema(), inspect(op)).first;
+  return found->second;
+}
+
+void report(const OpInfo& info) {
+  const auto how = sim::config().fallback;
+  if (C10_LIKELY(how == sim::FallbackReport::silent)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(how != sim::FallbackReport::error, "npu: ", info.name,
+                              " has no npu kernel, and NPU_FALLBACK=error forbids its CPU kernel; set NPU_FALLBACK=warn or silent");
+  static std::mutex mutex;
+  static auto* seen = new std::unordered_set<std::string>;
+  std::lock_guard lock(mutex);
+  if (seen->insert(info.name).second) TORCH_WARN("npu: ", info.name, " has no npu kernel; its CPU kernel runs on the device's memory");
+}
+
+// The arguments of a call, moved to the CPU in place.
+class Arguments {
+ public:
+  Arguments(const OpInfo& info, Stack& stack) : info_(info), first_(stack.size() - info.arguments) {
+    for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
+    TORCH_CHECK(!cpu_beside_ || aliases.empty() || info.mixes_devices,
+                "Expected all tensors to be on the same device, but found at least two devices, npu:",
+                int(aliases.device().value_or(0)), " and cpu! (in ", info.name, ")");
+  }
+
+  Aliases aliases;
+  c10::DeviceIndex device() const {
+    return aliases.device().value_or(named_device_.value_or(thread_state.device));
+  }
+
+  // The default generator is that of the device, which is known only now.
+  void choose_generator(Stack& stack) {
+    if (info_.is_generator.empty()) return;
+    for (size_t i = 0; i < info_.arguments; ++i) {
+      if (info_.is_generator[i] && stack[first_ + i].isNone()) stack[first_ + i] = cpu_generator_of(default_generator(device()));
+    }
+  }
+
+ private:
+  void move(IValue& value, size_t index) {
+    if (value.isTensor()) {
+      value = IValue(alias(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> moved;
+      for (const at::Tensor& tensor : value.toTensorVector()) moved.push_back(alias(tensor));
+      value = IValue(std::move(moved));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> moved;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        moved.push_back(tensor ? std::optional<at::Tensor>(alias(*tensor)) : std::nullopt);
+      }
+      value = IValue(std::move(moved));
+    } else if (value.isDevice()) {
+      if (value.toDevice().type() != kNpu) return;
+      named_device_ = index_of(value.toDevice());
+      value = IValue(c10::Device(c10::kCPU));
+    } else if (value.isGenerator() && !info_.is_generator.empty() && info_.is_generator[index]) {
+      const at::Generator generator = value.toGenerator();
+      if (generator.defined() && generator.device().type() == kNpu) value = IValue(cpu_generator_of(generator));
+    }
+  }
+
+  at::Tensor alias(const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0) cpu_beside_ = true;
+    return aliases.to_cpu(tensor);
+  }
+
+  const OpInfo& info_;
+  const size_t first_;
+  bool cpu_beside_ = false;
+  std::optional<c10::DeviceIndex> named_device_;
+};
+
+template <class Visit>
+void for_each_tensor(IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    at::Tensor tensor = std::move(value).toTensor();
+    value = IValue(visit(std::move(tensor)));
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list = std::move(value).toTensorList();
+    c10::List<at::Tensor> visited;
+    for (size_t i = 0; i < list.size(); ++i) {
+      at::Tensor tensor = list.extract(i);
+      visited.push_back(visit(std::move(tensor)));
+    }
+    value = IValue(std::move(visited));
+  }
+}
+
+class OpNode final : public AliasNode {
+ public:
+  OpNode(c10::DeviceIndex device, const OpInfo& info, const c10::OperatorHandle& op, const Stack& stack)
+      : AliasNode(device, info.name), op_(op), arguments_(stack.end() - std::ptrdiff_t(info.arguments), stack.end()) {}
+
+ protected:
+  void run_kernel(std::vector<at::Tensor>* results) override {
+    Stack stack(arguments_);
+    op_.redispatchBoxed(kCpuKeys, &stack);
+    for (IValue& value : stack) {
+      for_each_tensor(value, [&](at::Tensor&& tensor) {
+        results->push_back(std::move(tensor));
+        return at::Tensor();
+      });
+    }
+  }
+
+ private:
+  c10::OperatorHandle op_;
+  Stack arguments_;
+};
+
+}  // namespace
+
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  const OpInfo& info = info_of(op);
+  report(info);
+  count_fallback();
+  if (C10_UNLIKELY(is_capturing() && info.reads_on_host)) refuse_during_capture(info.name);
+  Arguments arguments(info, *stack);
+  arguments.choose_generator(*stack);
+  const c10::DeviceIndex device = arguments.device();
+  std::unique_ptr<OpNode> node;
+  if (C10_UNLIKELY(is_capturing())) node = std::make_unique<OpNode>(device, info, op, *stack);
+
+  KernelScope inside(device, info.name.c_str());
+  at::AutoDispatchBelowADInplaceOrView below;
+  {
+    detail::RecordScope recording(node ? &node->log : thread_state.record);
+    op.redispatchBoxed(kCpuKeys, stack);
+  }
+  if (info.writes) arguments.aliases.write_back();
+  for (size_t i = stack->size() - info.returns; i < stack->size(); ++i) {
+    for_each_tensor((*stack)[i], [&](at::Tensor&& tensor) {
+      at::Tensor result = arguments.aliases.to_npu(std::move(tensor));
+      if (node) node->expect(result);
+      return result;
+    });
+  }
+  if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+// Without it every op would fail inside autocast.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+}  // namespace npu

@@ -1,0 +1,82 @@
+// npu_platform._C: what the module torch.npu needs beyond the dispatcher and torch.accelerator.
+#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "aten/alias.h"
+#include "aten/weak_ref.h"
+#include "distributed/process_group.h"
+#include "runtime/allocator.h"
+#include "runtime/caching_allocator.h"
+#include "runtime/device.h"
+#include "runtime/generator.h"
+#include "runtime/graph.h"
+#include "runtime/launch.h"
+
+namespace py = pybind11;
+
+namespace {
+
+py::list snapshot(c10::DeviceIndex device) {
+  py::list segments;
+  for (const auto& info : npu::CachingAllocator::of(device).snapshot()) {
+    py::dict segment;
+    segment["device"] = int(info.device);
+    segment["address"] = info.address;
+    segment["total_size"] = info.total_size;
+    segment["allocated_size"] = info.allocated_size;
+    segment["requested_size"] = info.requested_size;
+    segment["segment_type"] = info.is_large ? "large" : "small";
+    segment["segment_pool_id"] = py::make_tuple(info.owner_private_pool_id.first, info.owner_private_pool_id.second);
+    segments.append(segment);
+  }
+  return segments;
+}
+
+// The memory of a process in a pool of its own, for torch.npu.use_mem_pool().
+class PoolScope {
+ public:
+  explicit PoolScope(npu::PoolId pool) : previous_(std::exchange(npu::thread_state.pool, pool)) {}
+  void leave() { npu::thread_state.pool = previous_; }
+
+ private:
+  npu::PoolId previous_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  npu::install_cpu_allocator();
+
+  m.def("device_count", &npu::device_count);
+  m.def("device_name", &npu_device_name);
+  m.def("current_device", [] { return int(npu::thread_state.device); });
+  m.def("set_device", [](c10::DeviceIndex device) {
+    npu::check_device(device);
+    npu::thread_state.device = device;
+  });
+  m.def("num_threads", &npu_num_threads);
+
+  m.def("size_of", [](int64_t address) {
+    auto* pointer = reinterpret_cast<void*>(address);
+    const c10::DeviceIndex device = npu::device_of(pointer);
+    return device < 0 ? size_t(0) : npu::CachingAllocator::of(device).size_of(pointer);
+  });
+  m.def("set_memory_limit", [](c10::DeviceIndex device, size_t bytes) { npu::CachingAllocator::of(device).set_limit(bytes); });
+  m.def("memory_snapshot", &snapshot);
+  m.def("new_pool_id", &npu::new_pool_id);
+  m.def("retain_pool", &npu::retain_pool);
+  m.def("release_pool", &npu::release_pool);
+  py::class_<PoolScope>(m, "PoolScope").def(py::init<npu::PoolId>()).def("leave", &PoolScope::leave);
+
+  m.def("default_generator", [](c10::DeviceIndex device) { return npu::default_generator(device); });
+  m.def("seed_all", &npu::seed_all);
+
+  m.def("is_capturing", &npu::is_capturing);
+  m.def("launch_counts", [] {
+    const auto counts = npu::launch_counts();
+    return py::make_tuple(counts.kernels, counts.fallbacks);
+  });
+  m.def("cpu_alias", &npu::owning_alias);
+  m.def("define_weak_ref_tensor", &npu::define_weak_ref_tensor);
+  m.def("make_process_group", &npu::make_process_group);
+}

@@ -1,0 +1,124 @@
+#include "runtime/allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstring>
+
+#include "runtime/caching_allocator.h"
+#include "runtime/device.h"
+
+namespace npu {
+namespace {
+
+void keep(void*) {}
+
+// An address that the running replay lends, or nullptr. By size and order: the same op asks for the same sizes.
+void* borrow(size_t bytes) {
+  const auto& entries = thread_state.lend->entries;
+  auto& lent = *thread_state.lent;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!lent[i] && entries[i].bytes == bytes) {
+      lent[i] = true;
+      return entries[i].address;
+    }
+  }
+  return nullptr;
+}
+
+bool is_lent(const void* address) {
+  for (const auto& entry : thread_state.lend->entries) {
+    if (entry.address == address) return true;
+  }
+  return false;
+}
+
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes, c10::Device label) {
+  ThreadState& state = thread_state;
+  if (bytes == 0) {
+    check_device(device);
+    return {nullptr, nullptr, &keep, label};
+  }
+  if (C10_UNLIKELY(state.lend != nullptr)) {
+    if (void* address = borrow(bytes)) return {address, address, &keep, label};
+  }
+  void* address = CachingAllocator::of(device).allocate(bytes, state.pool);
+  if (C10_UNLIKELY(state.record != nullptr)) state.record->entries.push_back({address, bytes});
+  return {address, address, &free_device_memory, label};
+}
+
+struct DeviceAllocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::DeviceIndex device = thread_state.device;
+    return allocate_on(device, bytes, c10::Device(kNpu, device));
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_device_memory; }
+  void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
+
+  bool initialized() override { return device_count_or_zero() > 0; }
+  void emptyCache(c10::MempoolId_t) override {
+    for (int i = 0; i < device_count(); ++i) CachingAllocator::of(c10::DeviceIndex(i)).release_cached();
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // streams are synchronous: nothing is still in use
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    return CachingAllocator::of(device).stats();
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_accumulated_stats(); }
+  void resetPeakStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_peak_stats(); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    size_t free = 0, total = 0;
+    check(npu_memory_info(device, &free, &total));
+    return {free, total};
+  }
+};
+
+DeviceAllocator the_device_allocator;
+const c10::AllocatorRegisterer<kNpu> registered(&the_device_allocator);
+
+c10::Allocator* host_allocator = nullptr;
+
+// oneDNN takes scratch through the raw interface, which frees by address alone.
+void free_any(void* address) {
+  if (C10_UNLIKELY(thread_state.lend != nullptr) && is_lent(address)) return;
+  if (device_of(address) >= 0) {
+    free_device_memory(address);
+  } else {
+    host_allocator->raw_deleter()(address);
+  }
+}
+
+struct CpuAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    if (C10_LIKELY(thread_state.kernel_depth == 0)) return host_allocator->allocate(bytes);
+    return allocate_on(thread_state.device, bytes, c10::Device(c10::kCPU));
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
+  void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
+};
+
+CpuAllocator the_cpu_allocator;
+
+}  // namespace
+
+c10::Allocator* device_allocator() { return &the_device_allocator; }
+
+c10::Allocator* cpu_allocator() { return &the_cpu_allocator; }
+
+void install_cpu_allocator() {
+  if (host_allocator) return;
+  host_allocator = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&the_cpu_allocator, /*priority=*/1);
+}
+
+LendScope::LendScope(const AllocationLog& log)
+    : previous_log_(thread_state.lend), previous_lent_(thread_state.lent), lent_(log.entries.size()) {
+  thread_state.lend = &log;
+  thread_state.lent = &lent_;
+}
+
+LendScope::~LendScope() {
+  thread_state.lend = previous_log_;
+  thread_state.lent = previous_lent_;
+}
+
+}  // namespace npu

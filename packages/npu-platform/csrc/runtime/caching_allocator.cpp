@@ -1,0 +1,535 @@
+#include "runtime/caching_allocator.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "runtime/device.h"
+#include "simulator/config.h"
+
+namespace npu {
+namespace {
+
+using c10::CachingAllocator::StatType;
+
+constexpr size_t kAlignment = 512;                // what a large block is counted in
+constexpr size_t kLargestSlot = size_t(512) << 10;
+constexpr size_t kBlockStep = size_t(64) << 10;   // what large blocks are cut in
+constexpr size_t kLeastRemainder = size_t(512) << 10;
+constexpr unsigned kSizeClasses = 72;
+constexpr int kPoison = 0xDB;
+
+constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
+// 512-byte steps to 4 KiB, then eight steps to each doubling.
+unsigned size_class(size_t bytes, size_t* slot) {
+  if (bytes <= 4096) {
+    *slot = round_up(bytes, 512);
+    return unsigned(*slot / 512);
+  }
+  const unsigned power = unsigned(std::bit_width(bytes - 1)) - 1;
+  const size_t step = size_t(1) << (power - 3);
+  *slot = round_up(bytes, step);
+  return 8 + (power - 12) * 8 + unsigned((*slot - (size_t(1) << power)) / step);
+}
+
+template <class Stats>
+void add(Stats& stat, bool small, size_t amount) {
+  stat[size_t(StatType::AGGREGATE)].increase(amount);
+  stat[size_t(small ? StatType::SMALL_POOL : StatType::LARGE_POOL)].increase(amount);
+}
+
+template <class Stats>
+void subtract(Stats& stat, bool small, size_t amount) {
+  stat[size_t(StatType::AGGREGATE)].decrease(amount);
+  stat[size_t(small ? StatType::SMALL_POOL : StatType::LARGE_POOL)].decrease(amount);
+}
+
+void poison(void* address, size_t bytes) {
+  if (sim::config().debug) std::memset(address, kPoison, bytes);
+}
+
+}  // namespace
+
+// A granule cut into equal slots.
+struct CachingAllocator::Slab {
+  char* address;
+  Pool* pool;
+  unsigned size_class;
+  size_t slot;
+  std::vector<uint32_t> free_slots;
+  std::vector<uint32_t> requested;  // by slot
+  size_t live() const { return NPU_MEMORY_GRANULE / slot - free_slots.size(); }
+};
+
+// A range of mapped memory above the slot sizes; neighbours of the same mapping are linked.
+struct CachingAllocator::Block {
+  char* address;
+  size_t size;
+  Pool* pool;
+  size_t counted = 0;
+  size_t requested = 0;
+  bool used = false;
+  bool untouched = true;
+  Block* previous = nullptr;
+  Block* next = nullptr;
+};
+
+struct CachingAllocator::Pool {
+  PoolId id;
+  std::array<std::vector<Slab*>, kSizeClasses> open;  // slabs with free slots, by size class
+  std::unordered_set<Slab*> slabs;
+  std::set<Block*, BySize> free;
+};
+
+bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const {
+  return a->size != b->size ? a->size < b->size : a->address < b->address;
+}
+
+CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device) {
+  void* base = nullptr;
+  size_t span = 0, free = 0;
+  check(npu_memory_range(device, &base, &span));
+  check(npu_memory_info(device, &free, &limit_));
+  base_ = static_cast<char*>(base);
+  slabs_.resize(span / NPU_MEMORY_GRANULE);
+  default_pool_ = &pool(kDefaultPool);
+}
+
+void* CachingAllocator::allocate(size_t bytes, PoolId id) {
+  if (bytes == 0) return nullptr;
+  std::lock_guard lock(mutex_);
+  Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
+  return bytes <= kLargestSlot ? allocate_small(bytes, from) : allocate_large(bytes, from);
+}
+
+void CachingAllocator::free(void* address) {
+  std::lock_guard lock(mutex_);
+  if (Slab* slab = slab_at(address)) return free_small(slab, address);
+  Block* block = block_at(address);
+  TORCH_INTERNAL_ASSERT(block, "npu: free of an address that was not allocated");
+  free_large(block);
+}
+
+void* CachingAllocator::allocate_small(size_t bytes, Pool& pool) {
+  size_t slot = 0;
+  const unsigned cls = size_class(bytes, &slot);
+  auto& open = pool.open[cls];
+  Slab* slab = open.empty() ? new_slab(cls, slot, pool) : open.back();
+  const uint32_t index = slab->free_slots.back();
+  slab->free_slots.pop_back();
+  if (slab->free_slots.empty()) open.pop_back();
+  slab->requested[index] = uint32_t(bytes);
+  count(slot, bytes, /*small=*/true, /*allocated=*/true);
+  return slab->address + size_t(index) * slot;
+}
+
+void CachingAllocator::free_small(Slab* slab, void* address) {
+  const uint32_t index = uint32_t(size_t(static_cast<char*>(address) - slab->address) / slab->slot);
+  poison(address, slab->slot);
+  if (slab->free_slots.empty()) slab->pool->open[slab->size_class].push_back(slab);
+  slab->free_slots.push_back(index);
+  count(slab->slot, slab->requested[index], /*small=*/true, /*allocated=*/false);
+}
+
+CachingAllocator::Slab* CachingAllocator::new_slab(unsigned cls, size_t slot, Pool& pool) {
+  char* address = static_cast<char*>(map(NPU_MEMORY_GRANULE));
+  if (!address) out_of_memory(slot);
+  auto* slab = new Slab{address, &pool, cls, slot, {}, {}};
+  const size_t slots = NPU_MEMORY_GRANULE / slot;
+  slab->requested.resize(slots);
+  for (size_t i = slots; i-- > 0;) slab->free_slots.push_back(uint32_t(i));  // lowest address first
+  slab_at(address) = slab;
+  pool.slabs.insert(slab);
+  pool.open[cls].push_back(slab);
+  add(stats_.segment, true, 1);
+  add(stats_.reserved_bytes, true, NPU_MEMORY_GRANULE);
+  return slab;
+}
+
+void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
+  const size_t size = round_up(bytes, kBlockStep);
+  Block key{nullptr, size, nullptr};
+  auto fit = pool.free.lower_bound(&key);
+  Block* block = nullptr;
+  if (fit != pool.free.end()) {
+    block = *fit;
+    pool.free.erase(fit);
+  } else {
+    block = new_block(size, pool);
+    if (!block) out_of_memory(bytes);
+  }
+  if (block->size - size >= kLeastRemainder) split(block, size);
+  block->used = true;
+  block->requested = bytes;
+  block->counted = round_up(bytes, kAlignment);
+  blocks_[block->address] = block;
+  count(block->counted, bytes, /*small=*/false, /*allocated=*/true);
+  return block->address;
+}
+
+void CachingAllocator::free_large(Block* block) {
+  blocks_.erase(block->address);
+  poison(block->address, block->counted);
+  count(block->counted, block->requested, /*small=*/false, /*allocated=*/false);
+  block->used = false;
+  block->untouched = false;
+  block = merge_with_neighbours(block);
+  block->pool->free.insert(block);
+}
+
+CachingAllocator::Block* CachingAllocator::new_block(size_t bytes, Pool& pool) {
+  const size_t size = round_up(bytes, NPU_MEMORY_GRANULE);
+  char* address = static_cast<char*>(map(size));
+  if (!address) return nullptr;
+  add(stats_.segment, false, 1);
+  add(stats_.reserved_bytes, false, size);
+  return new Block{address, size, &pool};
+}
+
+// Cuts the tail off a block that is not in the free list, and puts it there.
+void CachingAllocator::split(Block* block, size_t bytes) {
+  auto* tail = new Block{block->address + bytes, block->size - bytes, block->pool};
+  tail->untouched = block->untouched;
+  tail->previous = block;
+  tail->next = block->next;
+  if (tail->next) tail->next->previous = tail;
+  block->next = tail;
+  block->size = bytes;
+  tail->pool->free.insert(tail);
+}
+
+CachingAllocator::Block* CachingAllocator::merge_with_neighbours(Block* block) {
+  auto absorb = [this](Block* left, Block* right) {
+    left->size += right->size;
+    left->untouched = left->untouched && right->untouched;
+    left->next = right->next;
+    if (left->next) left->next->previous = left;
+    delete right;
+  };
+  Block* next = block->next;
+  if (next && !next->used && next->pool == block->pool) {
+    next->pool->free.erase(next);
+    absorb(block, next);
+  }
+  Block* previous = block->previous;
+  if (previous && !previous->used && previous->pool == block->pool) {
+    previous->pool->free.erase(previous);
+    absorb(previous, block);
+    return previous;
+  }
+  return block;
+}
+
+// Fresh memory; when there is none left, what the default pool has cached is given back first.
+void* CachingAllocator::map(size_t bytes) {
+  auto within_limit = [&] {
+    return size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current) + bytes <= limit_;
+  };
+  void* address = nullptr;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (within_limit()) {
+      const npu_status status = npu_memory_map(device_, bytes, &address);
+      if (status == NPU_OK) {
+        stats_.num_device_alloc++;
+        return address;
+      }
+      if (status != NPU_ERROR_OUT_OF_MEMORY) check(status);
+    }
+    if (attempt == 0) {
+      stats_.num_alloc_retries++;
+      release_slabs(*default_pool_);
+      release_blocks(*default_pool_);
+    }
+  }
+  return nullptr;
+}
+
+void CachingAllocator::unmap(char* address, size_t bytes) {
+  check(npu_memory_unmap(device_, address, bytes));
+  stats_.num_device_free++;
+}
+
+void CachingAllocator::release_cached() {
+  std::lock_guard lock(mutex_);
+  release_slabs(*default_pool_);
+  release_blocks(*default_pool_);
+}
+
+void CachingAllocator::release_slabs(Pool& pool) {
+  for (auto& open : pool.open) {
+    std::erase_if(open, [&](Slab* slab) {
+      if (slab->live()) return false;
+      slab_at(slab->address) = nullptr;
+      unmap(slab->address, NPU_MEMORY_GRANULE);
+      subtract(stats_.segment, true, 1);
+      subtract(stats_.reserved_bytes, true, NPU_MEMORY_GRANULE);
+      pool.slabs.erase(slab);
+      delete slab;
+      return true;
+    });
+  }
+}
+
+// Whole granules inside free blocks go back to the driver, wherever they lie: memory that is free is never held by a
+// live neighbour.
+void CachingAllocator::release_blocks(Pool& pool) {
+  const std::vector<Block*> free(pool.free.begin(), pool.free.end());
+  for (Block* block : free) {
+    const size_t head = round_up(size_t(block->address), NPU_MEMORY_GRANULE) - size_t(block->address);
+    if (block->size < head + NPU_MEMORY_GRANULE) continue;
+    const size_t whole = (block->size - head) / NPU_MEMORY_GRANULE * NPU_MEMORY_GRANULE;
+    const size_t tail = block->size - head - whole;
+    pool.free.erase(block);
+    unmap(block->address + head, whole);
+    subtract(stats_.reserved_bytes, false, whole);
+    const bool left = head || block->previous, right = tail || block->next;  // what remains of the mapping
+    if (left && right) add(stats_.segment, false, 1);
+    if (!left && !right) subtract(stats_.segment, false, 1);
+    if (tail) {
+      auto* rest = new Block{block->address + head + whole, tail, &pool};
+      rest->untouched = block->untouched;
+      rest->next = block->next;
+      if (rest->next) rest->next->previous = rest;
+      pool.free.insert(rest);
+    } else if (block->next) {
+      block->next->previous = nullptr;
+    }
+    block->next = nullptr;
+    block->size = head;
+    if (head) {
+      pool.free.insert(block);
+    } else {
+      if (block->previous) block->previous->next = nullptr;
+      delete block;
+    }
+  }
+}
+
+void CachingAllocator::merge_pool(PoolId id) {
+  std::lock_guard lock(mutex_);
+  auto found = pools_.find(id);
+  if (found == pools_.end() || id == kDefaultPool) return;
+  Pool& dead = *found->second;
+  for (Slab* slab : dead.slabs) slab->pool = default_pool_;
+  default_pool_->slabs.insert(dead.slabs.begin(), dead.slabs.end());
+  for (unsigned cls = 0; cls < kSizeClasses; ++cls) {
+    auto& open = default_pool_->open[cls];
+    open.insert(open.begin(), dead.open[cls].begin(), dead.open[cls].end());
+  }
+  for (auto& [address, block] : blocks_) {
+    if (block->pool == &dead) block->pool = default_pool_;
+  }
+  for (Block* block : dead.free) {
+    block->pool = default_pool_;
+    default_pool_->free.insert(block);
+  }
+  pools_.erase(found);
+}
+
+size_t CachingAllocator::size_of(const void* address) {
+  std::lock_guard lock(mutex_);
+  if (Slab* slab = slab_at(address)) return slab->slot;
+  Block* block = block_at(address);
+  return block ? block->counted : 0;
+}
+
+PoolId CachingAllocator::pool_of(const void* address) {
+  std::lock_guard lock(mutex_);
+  if (Slab* slab = slab_at(address)) return slab->pool->id;
+  Block* block = block_at(address);
+  return block ? block->pool->id : kDefaultPool;
+}
+
+bool CachingAllocator::take_untouched(void* address) {
+  std::lock_guard lock(mutex_);
+  Block* block = slab_at(address) ? nullptr : block_at(address);
+  return block && std::exchange(block->untouched, false);
+}
+
+void CachingAllocator::set_limit(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+size_t CachingAllocator::limit() {
+  std::lock_guard lock(mutex_);
+  return limit_;
+}
+
+CachingAllocator::Slab*& CachingAllocator::slab_at(const void* address) {
+  return slabs_[size_t(static_cast<const char*>(address) - base_) / NPU_MEMORY_GRANULE];
+}
+
+CachingAllocator::Block* CachingAllocator::block_at(const void* address) {
+  auto found = blocks_.find(address);
+  return found == blocks_.end() ? nullptr : found->second;
+}
+
+CachingAllocator::Pool& CachingAllocator::pool(PoolId id) {
+  auto& entry = pools_[id];
+  if (!entry) entry = std::make_unique<Pool>(Pool{id, {}, {}, {}});
+  return *entry;
+}
+
+void CachingAllocator::count(size_t bytes, size_t requested, bool small, bool allocated) {
+  auto update = [&](auto& stat, size_t amount) {
+    if (allocated) {
+      add(stat, small, amount);
+    } else {
+      subtract(stat, small, amount);
+    }
+  };
+  update(stats_.allocation, 1);
+  update(stats_.active, 1);
+  update(stats_.allocated_bytes, bytes);
+  update(stats_.active_bytes, bytes);
+  update(stats_.requested_bytes, requested);
+}
+
+void CachingAllocator::out_of_memory(size_t bytes) {
+  using c10::CachingAllocator::format_size;
+  stats_.num_ooms++;
+  const auto reserved = size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current);
+  const auto allocated = size_t(stats_.allocated_bytes[size_t(StatType::AGGREGATE)].current);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", format_size(bytes), ". NPU ",
+                   int(device_), " has a total capacity of ", format_size(limit_), " of which ",
+                   format_size(limit_ > reserved ? limit_ - reserved : 0), " is free. Of the reserved memory ",
+                   format_size(allocated), " is allocated by tensors and ", format_size(reserved - allocated),
+                   " is cached or held by graphs. Free tensors, use smaller batches, or raise NPU_SIMULATOR_MEMORY.");
+}
+
+c10::CachingDeviceAllocator::DeviceStats CachingAllocator::stats() {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+namespace {
+
+template <class Change>
+void for_each_stat(c10::CachingDeviceAllocator::DeviceStats& stats, Change change) {
+  for (auto* array : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes, &stats.reserved_bytes,
+                      &stats.active_bytes, &stats.requested_bytes}) {
+    for (auto& stat : *array) change(stat);
+  }
+}
+
+}  // namespace
+
+void CachingAllocator::reset_peak_stats() {
+  std::lock_guard lock(mutex_);
+  for_each_stat(stats_, [](auto& stat) { stat.reset_peak(); });
+}
+
+void CachingAllocator::reset_accumulated_stats() {
+  std::lock_guard lock(mutex_);
+  for_each_stat(stats_, [](auto& stat) { stat.reset_accumulated(); });
+  stats_.num_alloc_retries = stats_.num_ooms = stats_.num_device_alloc = stats_.num_device_free = 0;
+}
+
+std::vector<c10::CachingDeviceAllocator::SegmentInfo> CachingAllocator::snapshot() {
+  std::lock_guard lock(mutex_);
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> segments;
+  auto segment = [&](const char* address, size_t size, size_t used, size_t requested, PoolId pool, bool large) {
+    auto& info = segments.emplace_back();
+    info.device = device_;
+    info.address = size_t(address);
+    info.total_size = size;
+    info.allocated_size = info.active_size = used;
+    info.requested_size = requested;
+    info.is_large = large;
+    info.owner_private_pool_id = {0, pool};
+  };
+  for (auto& [id, pool] : pools_) {
+    for (Slab* slab : pool->slabs) {
+      segment(slab->address, NPU_MEMORY_GRANULE, slab->live() * slab->slot, slab->live() * slab->slot, id, false);
+    }
+    for (Block* block : pool->free) segment(block->address, block->size, 0, 0, id, true);
+  }
+  for (auto& [address, block] : blocks_) {
+    segment(block->address, block->size, block->counted, block->requested, block->pool->id, true);
+  }
+  return segments;
+}
+
+// ---- the allocators of all devices ----
+namespace {
+
+std::array<std::atomic<CachingAllocator*>, NPU_MAX_DEVICES> allocators;
+std::mutex creation;
+
+struct PoolUsers {
+  std::mutex mutex;
+  std::unordered_map<PoolId, int> count;
+};
+
+PoolUsers& pool_users() {
+  static auto* users = new PoolUsers;
+  return *users;
+}
+
+void before_fork() {
+  creation.lock();
+  pool_users().mutex.lock();
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->mutex().lock();
+  }
+}
+
+void after_fork() {
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->mutex().unlock();
+  }
+  pool_users().mutex.unlock();
+  creation.unlock();
+}
+
+}  // namespace
+
+CachingAllocator& CachingAllocator::of(c10::DeviceIndex device) {
+  if (size_t(device) < allocators.size()) {
+    if (auto* allocator = allocators[size_t(device)].load(std::memory_order_acquire)) return *allocator;
+  }
+  check_device(device);
+  std::lock_guard lock(creation);
+  auto& entry = allocators[size_t(device)];
+  if (!entry.load()) {
+    static const int forks = pthread_atfork(before_fork, after_fork, after_fork);
+    TORCH_CHECK(forks == 0, "npu: pthread_atfork failed");
+    entry.store(new CachingAllocator(device), std::memory_order_release);
+  }
+  return *entry.load();
+}
+
+PoolId new_pool_id() {
+  static std::atomic<PoolId> next{1};
+  return next.fetch_add(1);
+}
+
+void retain_pool(PoolId pool) {
+  auto& users = pool_users();
+  std::lock_guard lock(users.mutex);
+  users.count[pool]++;
+}
+
+void release_pool(PoolId pool) {
+  {
+    auto& users = pool_users();
+    std::lock_guard lock(users.mutex);
+    if (--users.count[pool] > 0) return;
+    users.count.erase(pool);
+  }
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->merge_pool(pool);
+  }
+}
+
+void free_device_memory(void* address) {
+  if (address) CachingAllocator::of(device_of(address)).free(address);
+}
+
+}  // namespace npu

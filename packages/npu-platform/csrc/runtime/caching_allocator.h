@@ -1,0 +1,92 @@
+// Device memory for tensors: small blocks from slabs, large ones by best fit, private pools for graphs, exact counts.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "runtime/thread_state.h"
+
+namespace npu {
+
+// One device's allocator. Thread-safe. Counts what tensors hold to the slot: at most 12.5 % over the request up to
+// 512 KiB, 512 bytes above, as CUDA does.
+class CachingAllocator {
+ public:
+  static CachingAllocator& of(c10::DeviceIndex device);  // raises on a bad environment or device
+
+  void* allocate(size_t bytes, PoolId pool);  // raises torch.OutOfMemoryError; 0 bytes: nullptr
+  void free(void* address);
+
+  size_t size_of(const void* address);        // bytes counted for this block, 0 if it is none
+  PoolId pool_of(const void* address);        // of the block or slab at this address
+  // True once for a large block that still lies on untouched memory: zeroing it may leave it untouched.
+  bool take_untouched(void* address);
+
+  void release_cached();                      // gives free memory of the default pool back to the driver
+  void merge_pool(PoolId pool);               // its blocks belong to the default pool from now on
+  void set_limit(size_t bytes);
+  size_t limit();
+
+  c10::CachingDeviceAllocator::DeviceStats stats();
+  void reset_peak_stats();
+  void reset_accumulated_stats();
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  struct Pool;
+  struct Slab;
+  struct Block;
+  struct BySize {
+    bool operator()(const Block* a, const Block* b) const;
+  };
+
+  explicit CachingAllocator(c10::DeviceIndex device);
+
+  void* allocate_small(size_t bytes, Pool& pool);
+  void* allocate_large(size_t bytes, Pool& pool);
+  Slab* new_slab(unsigned size_class, size_t slot, Pool& pool);
+  Block* new_block(size_t bytes, Pool& pool);
+  void split(Block* block, size_t bytes);
+  Block* merge_with_neighbours(Block* block);
+  void free_small(Slab* slab, void* address);
+  void free_large(Block* block);
+  void* map(size_t bytes);
+  void unmap(char* address, size_t bytes);
+  void release_slabs(Pool& pool);
+  void release_blocks(Pool& pool);
+  Slab*& slab_at(const void* address);
+  Block* block_at(const void* address);
+  Pool& pool(PoolId id);
+  void count(size_t bytes, size_t requested, bool small, bool allocated);
+  [[noreturn]] void out_of_memory(size_t bytes);
+
+  const c10::DeviceIndex device_;
+  std::mutex mutex_;
+  char* base_ = nullptr;
+  std::vector<Slab*> slabs_;                          // by granule of the device's address range
+  std::unordered_map<const void*, Block*> blocks_;    // large blocks in use
+  std::unordered_map<PoolId, std::unique_ptr<Pool>> pools_;
+  Pool* default_pool_ = nullptr;
+  size_t limit_ = 0;
+  c10::CachingDeviceAllocator::DeviceStats stats_;
+};
+
+// Graphs that allocate from a private pool hold it; with the last one it merges into the default pool.
+PoolId new_pool_id();
+void retain_pool(PoolId pool);
+void release_pool(PoolId pool);
+
+// The device that owns this address, or -1.
+inline c10::DeviceIndex device_of(const void* address) { return c10::DeviceIndex(npu_memory_device(address)); }
+void free_device_memory(void* address);  // of whatever device
+
+}  // namespace npu

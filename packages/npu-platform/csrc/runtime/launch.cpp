@@ -1,0 +1,71 @@
+#include "runtime/launch.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <string>
+
+#include "include/npu_launch.h"
+#include "runtime/device.h"
+#include "runtime/launch_table.h"
+
+namespace npu {
+namespace {
+
+std::atomic<int64_t> kernels{0};
+std::atomic<int64_t> fallbacks{0};
+
+}  // namespace
+
+KernelScope::KernelScope(c10::DeviceIndex device, const char*) : previous_(thread_state.device) {
+  kernels.fetch_add(1, std::memory_order_relaxed);
+  thread_state.device = device;
+  ++thread_state.kernel_depth;
+}
+
+LaunchCounts launch_counts() { return {kernels.load(), fallbacks.load()}; }
+
+void count_fallback() { fallbacks.fetch_add(1, std::memory_order_relaxed); }
+
+// ---- the same door for libraries that do not link to us ----
+namespace {
+
+thread_local std::string table_error;
+
+// Owns the caller's closure; moves into the node of a graph.
+struct Closure {
+  void (*run)(void*);
+  void (*destroy)(void*);
+  void* data;
+
+  Closure(void (*run)(void*), void (*destroy)(void*), void* data) : run(run), destroy(destroy), data(data) {}
+  Closure(Closure&& other) noexcept : run(other.run), destroy(std::exchange(other.destroy, nullptr)), data(other.data) {}
+  Closure& operator=(Closure&&) = delete;
+  ~Closure() {
+    if (destroy) destroy(data);
+  }
+  void operator()() { run(data); }
+};
+
+int table_launch(int device, const char* name, void (*run)(void*), void* data, void (*destroy)(void*)) {
+  try {
+    launch(c10::DeviceIndex(device), name, Closure(run, destroy, data));
+    return 0;
+  } catch (const c10::Error& error) {
+    table_error = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    table_error = error.what();
+  }
+  return 1;
+}
+
+const char* table_last_error() { return table_error.c_str(); }
+
+}  // namespace
+
+const npu_launch_table* launch_table() {
+  static const npu_launch_table table{NPU_LAUNCH_ABI, &table_launch, &npu_parallel_for, &npu_num_threads, &table_last_error};
+  return &table;
+}
+
+}  // namespace npu

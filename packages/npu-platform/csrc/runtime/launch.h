@@ -1,0 +1,49 @@
+// The one door to the device: whatever computes on it goes through launch().
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "runtime/graph.h"
+#include "runtime/thread_state.h"
+
+namespace npu {
+
+// Inside a kernel of `device`: its memory is the allocator's, and the launch is counted. Kernels, fallbacks, copies and
+// replayed nodes all construct one.
+class KernelScope {
+ public:
+  KernelScope(c10::DeviceIndex device, const char* name);
+  ~KernelScope() {
+    --thread_state.kernel_depth;
+    thread_state.device = previous_;
+  }
+  KernelScope(const KernelScope&) = delete;
+  KernelScope& operator=(const KernelScope&) = delete;
+
+ private:
+  c10::DeviceIndex previous_;
+};
+
+struct LaunchCounts {
+  int64_t kernels = 0;    // launches of any kind, replayed ones included
+  int64_t fallbacks = 0;  // of them, ops that ran their CPU kernel on aliases
+};
+LaunchCounts launch_counts();
+void count_fallback();
+
+// Runs a kernel now, and makes it a node of the graph that this thread captures. What the kernel refers to must be
+// plain memory: addresses and sizes, which outlive the call.
+template <class Kernel>
+void launch(c10::DeviceIndex device, const char* name, Kernel kernel) {
+  {
+    KernelScope inside(device, name);
+    kernel();
+  }
+  if (C10_UNLIKELY(is_capturing())) record_node(std::make_unique<KernelNode<Kernel>>(device, name, std::move(kernel)));
+}
+
+}  // namespace npu

@@ -1,0 +1,141 @@
+#include "simulator/config.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "simulator/include/npu_driver.h"
+
+namespace npu::sim {
+namespace {
+
+constexpr size_t kLeastMemory = size_t(16) << 20;
+
+std::optional<std::string> read(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+[[noreturn]] void reject(const char* name, const std::string& value, const std::string& remedy) {
+  throw ConfigError(std::string(name) + "='" + value + "' cannot be used: " + remedy);
+}
+
+std::optional<int> to_int(const std::string& text) {
+  int value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional<int>(value) : std::nullopt;
+}
+
+int int_between(const char* name, int least, int most, int otherwise) {
+  auto text = read(name);
+  if (!text || text->empty()) return otherwise;
+  auto value = to_int(*text);
+  if (!value || *value < least || *value > most) {
+    reject(name, *text, "set a whole number from " + std::to_string(least) + " to " + std::to_string(most) + ", or unset it");
+  }
+  return *value;
+}
+
+bool flag(const char* name, bool otherwise) { return int_between(name, 0, 1, otherwise ? 1 : 0) == 1; }
+
+// "8GiB", "512M", "1.5 GB", "1073741824"; a lone K, M, G or T counts in powers of 1024.
+std::optional<size_t> to_bytes(std::string text) {
+  text.erase(std::remove_if(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c); }), text.end());
+  char* rest = nullptr;
+  const double number = std::strtod(text.c_str(), &rest);
+  if (rest == text.c_str() || !std::isfinite(number) || number < 0) return std::nullopt;
+  std::string unit(rest);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+  if (unit.empty() || unit == "B") return size_t(number);
+  const size_t power = std::string("KMGT").find(unit[0]);
+  if (power == std::string::npos) return std::nullopt;
+  const std::string tail = unit.substr(1);
+  if (tail != "" && tail != "B" && tail != "IB") return std::nullopt;
+  const double bytes = number * std::pow(tail == "B" ? 1000.0 : 1024.0, double(power + 1));
+  return bytes < 9e18 ? std::optional<size_t>(size_t(bytes)) : std::nullopt;
+}
+
+size_t host_memory() {
+  size_t bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  std::ifstream limit("/sys/fs/cgroup/memory.max");  // a container may have less than the machine
+  size_t cgroup = 0;
+  if (limit >> cgroup && cgroup > 0) bytes = std::min(bytes, cgroup);
+  return bytes;
+}
+
+size_t memory_bytes(int devices) {
+  auto text = read("NPU_SIMULATOR_MEMORY");
+  size_t bytes = host_memory() / 10 * 8 / size_t(devices);
+  if (text && !text->empty()) {
+    auto value = to_bytes(*text);
+    if (!value || *value < kLeastMemory) {
+      reject("NPU_SIMULATOR_MEMORY", *text, "give the memory of one device in bytes or with a unit, at least 16MiB, e.g. 8GiB");
+    }
+    bytes = *value;
+  }
+  return bytes / NPU_MEMORY_GRANULE * NPU_MEMORY_GRANULE;
+}
+
+std::vector<int> visible_devices(int devices) {
+  auto text = read("NPU_VISIBLE_DEVICES");
+  std::vector<int> visible;
+  if (!text) {
+    for (int i = 0; i < devices; ++i) visible.push_back(i);
+    return visible;
+  }
+  for (size_t begin = 0; begin < text->size();) {
+    const size_t end = std::min(text->find(',', begin), text->size());
+    auto ordinal = to_int(text->substr(begin, end - begin));
+    if (!ordinal || *ordinal < 0 || *ordinal >= devices || std::count(visible.begin(), visible.end(), *ordinal)) {
+      reject("NPU_VISIBLE_DEVICES", *text,
+             "list different ordinals below NPU_SIMULATOR_DEVICES (" + std::to_string(devices) +
+                 ") with commas, e.g. 0,1; empty hides all devices");
+    }
+    visible.push_back(*ordinal);
+    begin = end + 1;
+  }
+  return visible;
+}
+
+int cores_available() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+FallbackReport fallback_report() {
+  auto text = read("NPU_FALLBACK");
+  if (!text || text->empty() || *text == "silent") return FallbackReport::silent;
+  if (*text == "warn") return FallbackReport::warn;
+  if (*text == "error") return FallbackReport::error;
+  reject("NPU_FALLBACK", *text, "set silent, warn or error");
+}
+
+Config parse() {
+  const int devices = int_between("NPU_SIMULATOR_DEVICES", 1, NPU_MAX_DEVICES, 1);
+  return Config{
+      .visible = visible_devices(devices),
+      .memory_bytes = memory_bytes(devices),
+      .threads = int_between("NPU_NUM_THREADS", 1, 1024, cores_available()),
+      .fallback = fallback_report(),
+      .debug = flag("NPU_DEBUG", false),
+      .huge_pages = flag("NPU_HUGE_PAGES", true),
+  };
+}
+
+}  // namespace
+
+const Config& config() {
+  static const Config parsed = parse();
+  return parsed;
+}
+
+}  // namespace npu::sim

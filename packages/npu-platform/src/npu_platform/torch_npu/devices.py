@@ -1,0 +1,186 @@
+"""Owns the devices of this process: how many there are, which one is current, what they are."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_platform import _C
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Device = torch.device | int | str | None
+
+__all__ = [
+    "can_device_access_peer",
+    "current_device",
+    "device",
+    "device_count",
+    "device_of",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "ipc_collect",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "launch_counts",
+    "set_device",
+    "synchronize",
+]
+
+
+def is_available() -> bool:
+    """Return whether a device is visible; a bad environment variable is a warning here and an error at first use."""
+    try:
+        return _C.device_count() > 0
+    except RuntimeError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return False
+
+
+def device_count() -> int:
+    """Return the number of visible devices.
+
+    Raises:
+        RuntimeError: an ``NPU_*`` variable has a value that cannot be used.
+    """
+    return _C.device_count()
+
+
+def current_device() -> int:
+    """Return the index of this thread's current device."""
+    return _C.current_device()
+
+
+def set_device(device: Device) -> None:
+    """Make ``device`` this thread's current device; a negative index changes nothing."""
+    index = index_of(device)
+    if index >= 0:
+        _C.set_device(index)
+
+
+def synchronize(device: Device = None) -> None:
+    """Wait for all work of the device; refused while a graph is captured."""
+    torch.accelerator.synchronize(index_of(device))
+
+
+def get_device_name(device: Device = None) -> str:
+    """Return ``"Software NPU"``."""
+    index_of(device)
+    return _C.device_name()
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    """Return the version of the simulated hardware."""
+    index_of(device)
+    return (1, 0)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What a device is. ``total_memory`` is in bytes; ``multi_processor_count`` is the size of its thread pool."""
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int = 1
+    minor: int = 0
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """Return the properties of a device."""
+    _free, total = torch.accelerator.get_memory_info(index_of(device))
+    return DeviceProperties(_C.device_name(), total, _C.num_threads())
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """Return whether one device can read another's memory: all lie in the memory of one host."""
+    return index_of(device) != index_of(peer_device)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Return True: every dtype of PyTorch's CPU kernels is supported."""
+    del including_emulation
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return the dtypes that autocast may use."""
+    return [torch.bfloat16, torch.float16]
+
+
+def init() -> None:
+    """Bring the devices up now rather than at first use."""
+    _C.device_count()
+
+
+def is_initialized() -> bool:
+    """Return True: devices come up by themselves at first use, in forked processes too."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    """Return False: a forked process goes on with a copy of its parent's devices."""
+    return False
+
+
+def ipc_collect() -> None:
+    """Do nothing: device memory is not shared between processes."""
+
+
+def launch_counts() -> tuple[int, int]:
+    """Return how many kernels were launched since the start, and how many of them were fallbacks to CPU kernels."""
+    return _C.launch_counts()
+
+
+class device:  # noqa: N801 - the name in torch.cuda
+    """Context manager that changes this thread's current device."""
+
+    def __init__(self, device: Device) -> None:
+        self.idx = index_of(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> Self:
+        """Make the device current."""
+        self.prev_idx = _C.current_device()
+        if self.idx >= 0:
+            _C.set_device(self.idx)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Make the previous device current again."""
+        _C.set_device(self.prev_idx)
+
+
+class device_of(device):  # noqa: N801 - the name in torch.cuda
+    """Context manager that makes the device of a tensor current; does nothing for tensors elsewhere."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.get_device() if obj.device.type == "npu" else -1)
+
+
+def index_of(device: Device) -> int:
+    """Return the index that ``device`` means: None and ``"npu"`` mean the current device.
+
+    Raises:
+        ValueError: ``device`` is of another type.
+    """
+    if device is None:
+        return _C.current_device()
+    if isinstance(device, int):
+        return device
+    device = torch.device(device)
+    if device.type != "npu":
+        msg = f"expected an npu device, got {device}; pass an index, 'npu' or 'npu:<index>'"
+        raise ValueError(msg)
+    return _C.current_device() if device.index is None else device.index

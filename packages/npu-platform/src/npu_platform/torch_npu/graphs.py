@@ -1,0 +1,126 @@
+"""Owns graphs: capture of what a thread launches, and replay without Python."""
+
+from __future__ import annotations
+
+import gc
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from npu_platform import _C
+
+from .devices import synchronize
+from .streams import StreamContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+PoolHandle = tuple[int, int]
+ErrorMode = Literal["default", "global", "thread_local", "relaxed"]
+
+__all__ = [
+    "NPUGraph",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+]
+
+
+def is_current_stream_capturing() -> bool:
+    """Return whether this thread captures a graph."""
+    return _C.is_capturing()
+
+
+def graph_pool_handle() -> PoolHandle:
+    """Return the handle of a new memory pool that several graphs can share."""
+    return (0, _C.new_pool_id())
+
+
+class NPUGraph(torch.accelerator.Graph):
+    """A ``torch.accelerator.Graph`` whose ``capture_begin`` takes the pool, as ``torch.cuda.CUDAGraph`` does."""
+
+    def capture_begin(self, pool: PoolHandle | None = None, capture_error_mode: ErrorMode = "global") -> None:
+        """Begin to capture.
+
+        Args:
+            pool: memory of ``graph_pool_handle()`` or of another graph's ``pool()``; by default the graph's own.
+            capture_error_mode: accepted for the signature's sake: only the capturing thread is restricted.
+        """
+        del capture_error_mode
+        if pool is not None:
+            self.graph_pool = pool
+        super().capture_begin()
+
+
+class graph:  # noqa: N801 - the name in torch.cuda
+    """Context manager that captures into a graph.
+
+    Args:
+        npu_graph: the graph to fill.
+        pool: memory to share with other graphs.
+        stream: the stream to capture on, by default the current one.
+        capture_error_mode: accepted for the signature's sake.
+    """
+
+    def __init__(
+        self,
+        npu_graph: torch.accelerator.Graph,
+        pool: PoolHandle | None = None,
+        stream: torch.Stream | None = None,
+        capture_error_mode: ErrorMode = "global",
+    ) -> None:
+        del capture_error_mode
+        self.npu_graph = npu_graph
+        self.pool = pool
+        self.stream_context = StreamContext(stream)
+
+    def __enter__(self) -> None:
+        """Begin to capture; garbage goes first, so that no dead tensor is freed into the graph."""
+        synchronize()
+        gc.collect()
+        self.stream_context.__enter__()
+        if self.pool is not None:
+            self.npu_graph.graph_pool = self.pool
+        self.npu_graph.capture_begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the capture."""
+        self.npu_graph.capture_end()
+        self.stream_context.__exit__(kind, error, trace)
+
+
+def make_graphed_callables(
+    callable: Callable[..., Any],  # noqa: A002 - the name in torch.cuda
+    sample_args: tuple[Tensor, ...],
+    num_warmup_iters: int = 3,
+    pool: PoolHandle | None = None,
+) -> Callable[..., Any]:
+    """Return ``callable`` as a graph, for inference: inputs are copied into the sample's tensors, then it is replayed.
+
+    Raises:
+        NotImplementedError: a sample requires grad.
+    """
+    if any(tensor.requires_grad for tensor in sample_args):
+        msg = "graphed callables are for inference on npu: pass samples that do not require grad"
+        raise NotImplementedError(msg)
+    static = tuple(tensor.clone() for tensor in sample_args)
+    with torch.no_grad():
+        for _ in range(num_warmup_iters):
+            callable(*static)
+        captured = NPUGraph()
+        with graph(captured, pool=pool):
+            outputs = callable(*static)
+
+    def replay(*args: Tensor) -> Any:
+        for target, source in zip(static, args, strict=True):
+            target.copy_(source)
+        captured.replay()
+        return outputs
+
+    return replay

@@ -1,0 +1,155 @@
+"""Owns what a process sees of device memory: how much there is, what tensors hold, pools."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_platform import _C
+
+from .devices import Device, index_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "MemPool",
+    "OutOfMemoryError",
+    "caching_allocator_enable",
+    "empty_cache",
+    "empty_host_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    "use_mem_pool",
+]
+
+OutOfMemoryError = torch.OutOfMemoryError
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Return the free and the total memory of a device in bytes."""
+    return torch.accelerator.get_memory_info(index_of(device))
+
+
+def memory_stats(device: Device = None) -> dict[str, Any]:
+    """Return the counters of the allocator, named as those of ``torch.cuda.memory_stats``."""
+    return torch.accelerator.memory_stats(index_of(device))
+
+
+def memory_allocated(device: Device = None) -> int:
+    """Return the bytes that tensors hold now."""
+    return memory_stats(device)["allocated_bytes.all.current"]
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """Return the most bytes that tensors held since the start or the last reset, temporaries of kernels included."""
+    return memory_stats(device)["allocated_bytes.all.peak"]
+
+
+def memory_reserved(device: Device = None) -> int:
+    """Return the bytes that the allocator has taken from the device: held by tensors, cached, or kept for graphs."""
+    return memory_stats(device)["reserved_bytes.all.current"]
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    """Return the most bytes that the allocator had taken since the start or the last reset."""
+    return memory_stats(device)["reserved_bytes.all.peak"]
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Let the peaks start again from what is held now."""
+    torch.accelerator.reset_peak_memory_stats(index_of(device))
+
+
+reset_max_memory_allocated = reset_peak_memory_stats
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Let the totals start again from zero."""
+    torch.accelerator.reset_accumulated_memory_stats(index_of(device))
+
+
+def empty_cache() -> None:
+    """Give memory that no tensor and no graph holds back to the devices."""
+    torch.accelerator.empty_cache()
+
+
+def empty_host_cache() -> None:
+    """Free cached pinned host memory."""
+    torch.accelerator.empty_host_cache()
+
+
+def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
+    """Return the segments of a device's memory: address, sizes in bytes, pool."""
+    return _C.memory_snapshot(index_of(device))
+
+
+def memory_summary(device: Device = None) -> str:
+    """Return what tensors hold, what is reserved and their peaks, as text for people."""
+    free, total = mem_get_info(device)
+    rows = {
+        "allocated": (memory_allocated(device), max_memory_allocated(device)),
+        "reserved": (memory_reserved(device), max_memory_reserved(device)),
+    }
+    lines = [f"npu:{index_of(device)}  total {total / 2**20:.1f} MiB, free {free / 2**20:.1f} MiB"]
+    lines += [f"{name:<10} {now / 2**20:10.1f} MiB now {peak / 2**20:10.1f} MiB peak" for name, (now, peak) in rows.items()]
+    return "\n".join(lines)
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    """Let this process use at most ``fraction`` (0 to 1) of a device's memory.
+
+    Raises:
+        ValueError: ``fraction`` is outside 0 to 1.
+    """
+    if not 0 <= fraction <= 1:
+        msg = f"fraction must be from 0 to 1, got {fraction}"
+        raise ValueError(msg)
+    _free, total = mem_get_info(device)
+    _C.set_memory_limit(index_of(device), int(fraction * total))
+
+
+class MemPool:
+    """A pool of device memory of its own; what is left of it joins the common pool when the object dies."""
+
+    def __init__(self) -> None:
+        self.id: tuple[int, int] = (0, _C.new_pool_id())
+        _C.retain_pool(self.id[1])
+
+    def __del__(self) -> None:
+        """Let go of the pool."""
+        _C.release_pool(self.id[1])
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
+    """Allocate this thread's npu tensors from ``pool`` inside the context."""
+    index_of(device)
+    scope = _C.PoolScope(pool.id[1])
+    try:
+        yield
+    finally:
+        scope.leave()
+
+
+def caching_allocator_enable(value: bool = True) -> None:
+    """Accept True; the allocator of this device cannot be turned off.
+
+    Raises:
+        NotImplementedError: ``value`` is False.
+    """
+    if not value:
+        msg = "the allocator of the npu device cannot be turned off; call empty_cache() instead"
+        raise NotImplementedError(msg)

@@ -1,0 +1,68 @@
+"""Owns how the device enters PyTorch: whether it may, loading the library, the name ``npu``, the module ``torch.npu``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+NAME = "npu"
+
+
+def autoload() -> None:
+    """Register the device; called by ``import torch``. Does nothing where :func:`inactive_reason` gives a reason."""
+    if inactive_reason() is not None or hasattr(torch, NAME):
+        return
+    torch.utils.rename_privateuse1_backend(NAME)
+    _define_vllm_ops()
+    package = sys.modules[__package__]
+    torch._register_device_module(NAME, package)
+    for theme in ("devices", "distributed", "graphs", "memory", "random", "streams"):
+        sys.modules[f"torch.{NAME}.{theme}"] = sys.modules[f"{__package__}.{theme}"]
+    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    importlib.import_module(".distributed", __package__).register_backend()
+    importlib.import_module(".sharing", __package__).register_reducer()
+
+
+@cache
+def inactive_reason() -> str | None:
+    """Return why the software NPU is not registered in this process, or None when it is (or will be).
+
+    ``NPU_DEVICE=off`` keeps it out and ``NPU_DEVICE=simulator`` lets it in beside other accelerators; otherwise it
+    stays out where an accelerator is present, since a registered device of its kind would replace it in
+    ``torch.accelerator``.
+    """
+    choice = os.environ.get("NPU_DEVICE", "auto").lower()
+    if choice == "off":
+        return "NPU_DEVICE=off"
+    other = torch._C._get_privateuse1_backend_name()
+    if other not in ("privateuseone", NAME) or (other == NAME and not hasattr(torch, NAME)):
+        return f"another backend has taken PyTorch's only slot for out-of-tree devices, as {other!r}"
+    if choice != "simulator" and (accelerator := _other_accelerator()) is not None:
+        return f"an accelerator of type {accelerator!r} is present; NPU_DEVICE=simulator forces the software NPU"
+    return None
+
+
+def _other_accelerator() -> str | None:
+    """Return the type of an accelerator that this build of PyTorch can use here."""
+    for name in ("cuda", "xpu", "mps", "mtia"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available():
+            return name
+    return None
+
+
+def _define_vllm_ops() -> None:
+    """Define ``torch.ops._C.weak_ref_tensor`` unless vLLM has a native library, which defines it itself when loaded."""
+    from npu_platform import _C  # noqa: PLC0415
+
+    vllm = importlib.machinery.PathFinder.find_spec("vllm")
+    folders = [] if vllm is None else [Path(folder) for folder in vllm.submodule_search_locations or ()]
+    if not any(next(folder.glob("_C*.so"), None) for folder in folders):
+        _C.define_weak_ref_tensor()
