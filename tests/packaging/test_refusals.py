@@ -125,5 +125,6 @@ def test_an_instruction_set_that_the_processor_lacks() -> None:
 
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
 def test_without_wide_instructions_the_ops_work(isa: str) -> None:
-    code = "import torch, npu_ops; x = torch.ones(2, 8); print(torch.ops.npu_ops.rms_norm(x, torch.ones(8), 1e-6).sum().item())"
-    assert float(WORKSPACE.run(code, NPU_ISA=isa).stdout) == pytest.approx(16, rel=1e-4)
+    norm = "torch.ops.npu_ops.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)"
+    result = WORKSPACE.run(f"import torch, npu_ops; print({norm}.sum().item())", NPU_ISA=isa)
+    assert float(result.stdout) == pytest.approx(16, rel=1e-4)

@@ -1,0 +1,94 @@
+"""After a run on npu, no module and no class of vLLM, torch or transformers holds anything of ours.
+
+Registries (dictionaries that their owners offer) may hold our classes, and `torch.npu` is what torch registers for a
+device; everything else that is ours and hangs off a foreign module or class is a patch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.environments import ROOT
+from tests.support.models import tiny_llama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS = {"npu_platform", "npu_ops", "npu_kvconnector", "npu_statlogger", "tests", "unittest"}
+WITHOUT_US = {
+    "NPU_DEVICE": "off",
+    "VLLM_PLUGINS": "",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
+
+
+def listing(command: str, argument: Path, **environ: str) -> dict[str, Any]:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.attributes", command, str(argument)],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-5000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def after_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model = tiny_llama(tmp_path_factory.mktemp("model"))
+    # In this process, so that the engine's modules are the ones that are looked at.
+    return listing("run", model, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+
+
+@pytest.fixture(scope="module")
+def without_us(after_a_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    names = tmp_path_factory.mktemp("names") / "modules.json"
+    names.write_text(json.dumps(after_a_run["modules"]))
+    return listing("import", names, **WITHOUT_US)
+
+
+def test_the_two_processes_are_comparable(after_a_run: dict[str, Any], without_us: dict[str, Any]) -> None:
+    assert after_a_run["device"] is not None
+    assert without_us["device"] is None
+    common = after_a_run["code"].keys() & without_us["code"].keys()
+    assert len(common) > 0.9 * len(after_a_run["code"])
+    assert "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model" in common
+
+
+def test_nothing_of_ours_hangs_off_a_foreign_module_or_class(after_a_run: dict[str, Any]) -> None:
+    ours = {
+        key: origin
+        for key, origin in after_a_run["code"].items()
+        if origin.partition(":")[0] in OURS and not key.startswith(("torch.npu:", "torch.npu."))
+    }
+    assert ours == {}
+
+
+def test_nothing_of_theirs_comes_from_elsewhere_than_without_us(
+    after_a_run: dict[str, Any], without_us: dict[str, Any]
+) -> None:
+    def package(origin: str) -> str:
+        return origin.partition(":")[0]
+
+    moved = {
+        key: (origin, after_a_run["code"][key])
+        for key, origin in without_us["code"].items()
+        if key in after_a_run["code"] and package(after_a_run["code"][key]) != package(origin)
+    }
+    assert moved == {}
+    device = {
+        key: origin
+        for key, origin in after_a_run["code"].items()
+        if key.startswith("torch.cuda:") and origin != without_us["code"].get(key, origin)
+    }
+    assert device == {}

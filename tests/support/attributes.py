@@ -1,0 +1,104 @@
+"""Lists the code that hangs off the modules and classes of vLLM, torch and transformers, after a run or without one.
+
+As a command it does one of two things and prints JSON:
+  python -m tests.support.attributes run FOLDER         generate on npu with the model in FOLDER, then list
+  python -m tests.support.attributes import FILE        import the modules named in FILE (JSON), then list
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import sys
+import types
+import unittest.mock
+from pathlib import Path
+from typing import Any
+
+__all__ = ["HOSTS", "listing"]
+
+HOSTS = ("vllm", "torch", "transformers")
+
+
+def listing() -> dict[str, str]:
+    """Return, for each attribute of a host's module or class that is code, where that code was written.
+
+    A key is `module:name` or `module:class.name`; a value is `top-level package:qualified name`.
+    """
+    found: dict[str, str] = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] in HOSTS and isinstance(module, types.ModuleType):
+            for attribute, value in list(vars(module).items()):
+                _note(found, f"{name}:{attribute}", value)
+                if isinstance(value, type) and value.__module__ == name:
+                    for member, inner in list(vars(value).items()):
+                        _note(found, f"{name}:{value.__qualname__}.{member}", inner)
+    return found
+
+
+def _note(found: dict[str, str], key: str, value: Any) -> None:
+    code = _unwrap(value)
+    if isinstance(code, unittest.mock.NonCallableMock):
+        found[key] = "unittest:mock"
+    elif isinstance(code, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)):
+        found[key] = f"{_origin(code)}:{code.__qualname__}"
+
+
+def _unwrap(value: Any) -> Any:
+    """Return the function behind a property, a partial, a bound method or a class or static method."""
+    while True:
+        if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, (functools.partial, functools.partialmethod, functools.cached_property)):
+            value = value.func
+        elif isinstance(value, functools._lru_cache_wrapper):
+            value = value.__wrapped__
+        else:
+            return value
+
+
+def _origin(code: Any) -> str:
+    """Return the top-level package of the code itself: a wrapper made by functools.wraps still has its own globals."""
+    if isinstance(code, types.FunctionType):
+        module = code.__globals__.get("__name__")
+    elif isinstance(code, types.MethodDescriptorType):
+        module = code.__objclass__.__module__
+    else:
+        module = code.__module__
+    return str(module or "").partition(".")[0]
+
+
+def _run(folder: str) -> None:
+    """Generate in this process, with graphs, a KV cache small enough to preempt, and sampling; then shut down."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(folder, skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=2**24, max_num_seqs=4)
+    prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (5, 40)]
+    for temperature in (0.0, 1.0):
+        outputs = llm.generate(
+            prompts, SamplingParams(temperature=temperature, max_tokens=8, top_p=0.9, detokenize=False)
+        )
+        assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
+    llm.llm_engine.engine_core.shutdown()
+
+
+def main(command: str, argument: str) -> None:
+    """Do what the module's docstring says; the last line printed is the listing."""
+    if command == "run":
+        _run(argument)
+    else:
+        for name in json.loads(Path(argument).read_text()):
+            with contextlib.suppress(Exception):  # some need a device; what they hold is then not compared
+                importlib.import_module(name)
+    modules = [name for name in sys.modules if name.partition(".")[0] in HOSTS]
+    device = sys.modules.get("torch.npu")
+    print(json.dumps({"modules": modules, "device": inspect.getfile(device) if device else None, "code": listing()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
