@@ -1,0 +1,108 @@
+#include "kernels/attention/attention.h"
+
+#include "bindings/families.h"
+#include "bindings/launch.h"
+
+namespace npu_ops {
+namespace {
+
+struct Options {
+  double scale;
+  bool causal;
+  int64_t window_left, window_right;
+  double soft_cap;
+  const std::optional<Tensor>&alibi_slopes, &sinks;
+};
+
+// [tokens, heads, size] or [tokens, heads * size], the head's size known
+struct Heads {
+  void* data;
+  int64_t token, head;
+};
+Heads heads_of(const Tensor& t, int64_t heads, int64_t size, const char* name) {
+  check_dense_rows(t, name);
+  if (t.dim() == 3) {
+    NPU_CHECK(t.size(1) == heads && t.size(2) == size, "attention: ", name, " must be [tokens, ", heads, ", ", size, "].");
+    return {t.data_ptr(), t.stride(0), t.stride(1)};
+  }
+  NPU_CHECK(t.dim() == 2 && t.size(1) == heads * size, "attention: ", name, " must be [tokens, ", heads, " * ", size, "].");
+  return {t.data_ptr(), t.stride(0), size};
+}
+
+void check_index(const Tensor& t, const char* name) {
+  NPU_CHECK(is_int32(t), "attention: ", name, " must be int32.");
+  check_dense_rows(t, name);
+}
+
+// What both kinds of attention share; keys and values are set by the caller.
+AttentionParams common(const Tensor& output, const Tensor& query, const Tensor& start, int64_t head_size, int64_t value_size,
+                       int64_t kv_heads, const Options& o) {
+  const int64_t heads = query.dim() == 3 ? query.size(1) : query.size(1) / head_size;
+  NPU_CHECK(heads % kv_heads == 0, "attention: ", heads, " query heads do not divide among ", kv_heads, " KV heads.");
+  check_index(start, "query_start_loc");
+  check_same_dtype(query, output, "output");
+  const Heads q = heads_of(query, heads, head_size, "query"), out = heads_of(output, heads, value_size, "output");
+  AttentionParams p{};
+  p.out = out.data, p.out_token = out.token, p.out_head = out.head;
+  p.query = q.data, p.query_token = q.token, p.query_head = q.head;
+  p.query_start_loc = static_cast<const int32_t*>(start.data_ptr());
+  p.tokens = query.size(0), p.requests = start.numel() - 1;
+  p.query_heads = heads, p.kv_heads = kv_heads, p.head_size = head_size, p.value_size = value_size;
+  p.scale = static_cast<float>(o.scale), p.soft_cap = static_cast<float>(o.soft_cap);
+  p.causal = o.causal, p.window_left = o.window_left, p.window_right = o.window_right;
+  p.dtype = dtype_of(query, "query");
+  if (o.alibi_slopes) {
+    NPU_CHECK(o.alibi_slopes->scalar_type() == ScalarType::Float && o.alibi_slopes->numel() == heads && o.alibi_slopes->is_contiguous(),
+              "attention: alibi_slopes must be float32 [", heads, "].");
+    p.alibi_slopes = static_cast<const float*>(o.alibi_slopes->data_ptr());
+  }
+  if (o.sinks) {
+    NPU_CHECK(o.sinks->numel() == heads && o.sinks->is_contiguous(), "attention: sinks must be [", heads, "].");
+    p.sinks = o.sinks->data_ptr();
+    p.sinks_dtype = dtype_of(*o.sinks, "sinks");
+  }
+  return p;
+}
+
+}  // namespace
+
+void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor query_start_loc,
+                     Tensor seq_lens, double scale, bool causal, int64_t window_left, int64_t window_right, double soft_cap,
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+  NPU_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "paged_attention: caches must be [blocks, heads, tokens of a block, size].");
+  check_same_dtype(query, key_cache, "key_cache");
+  check_same_dtype(query, value_cache, "value_cache");
+  check_dense_rows(key_cache, "key_cache");
+  check_dense_rows(value_cache, "value_cache");
+  check_index(block_table, "block_table");
+  check_index(seq_lens, "seq_lens");
+  AttentionParams p = common(output, query, query_start_loc, key_cache.size(3), value_cache.size(3), key_cache.size(1),
+                             {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+  NPU_CHECK(block_table.dim() == 2 && block_table.size(0) >= p.requests && seq_lens.numel() >= p.requests,
+            "paged_attention: block_table and seq_lens must have a row for each of ", p.requests, " requests.");
+  p.block_table = static_cast<const int32_t*>(block_table.data_ptr());
+  p.block_table_stride = block_table.stride(0);
+  p.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
+  p.block_size = key_cache.size(2);
+  p.key = key_cache.data_ptr(), p.key_block = key_cache.stride(0), p.key_head = key_cache.stride(1), p.key_token = key_cache.stride(2);
+  p.value = value_cache.data_ptr(), p.value_block = value_cache.stride(0), p.value_head = value_cache.stride(1),
+  p.value_token = value_cache.stride(2);
+  launch<AttentionParams, &KernelTable::attention>(query, "npu_ops::paged_attention", p);
+}
+
+void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, double scale, bool causal,
+                      int64_t window_left, int64_t window_right, double soft_cap, std::optional<Tensor> alibi_slopes,
+                      std::optional<Tensor> sinks) {
+  NPU_CHECK(key.dim() == 3 && value.dim() == 3 && key.size(1) == value.size(1), "varlen_attention: key and value must be [tokens, heads, size].");
+  check_same_dtype(query, key, "key");
+  check_same_dtype(query, value, "value");
+  AttentionParams p = common(output, query, query_start_loc, key.size(2), value.size(2), key.size(1),
+                             {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+  const Heads k = heads_of(key, p.kv_heads, p.head_size, "key"), v = heads_of(value, p.kv_heads, p.value_size, "value");
+  p.block_size = 1;
+  p.key = k.data, p.key_token = k.token, p.key_head = k.head;
+  p.value = v.data, p.value_token = v.token, p.value_head = v.head;
+  launch<AttentionParams, &KernelTable::attention>(query, "npu_ops::varlen_attention", p);
+}
+
+}  // namespace npu_ops

@@ -1,0 +1,63 @@
+#include "bindings/launch.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "npu_launch.h"
+
+namespace npu_ops {
+namespace {
+
+const npu_launch_table* device_table = nullptr;
+
+// torch hands out fixed shares; a shared counter makes the chunks dynamic, so that a busy core does not hold up the rest.
+void cpu_run(int64_t n, int64_t grain, Body body, void* context) {
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(grain, std::memory_order_relaxed)) < n;) body(context, i, i + grain < n ? i + grain : n);
+  });
+}
+int cpu_count() { return static_cast<int>(torch::stable::get_num_threads()); }
+
+void device_run(int64_t n, int64_t grain, Body body, void* context) { device_table->parallel_for(0, n, grain, body, context); }
+int device_count() { return device_table->num_threads(); }
+const Parallel device_threads{device_run, device_count};
+
+struct Closure {
+  void (*run)(const void*, const Parallel&);
+  alignas(16) unsigned char params[1];  // as many as the kernel's parameters need
+};
+
+void run_closure(void* closure) {
+  Closure* c = static_cast<Closure*>(closure);
+  c->run(c->params, device_threads);
+}
+
+}  // namespace
+
+const Parallel& cpu_threads() {
+  static const Parallel p{cpu_run, cpu_count};
+  return p;
+}
+
+void launch_bytes(const Tensor& on, const char* name, void (*run)(const void*, const Parallel&), const void* params, size_t bytes) {
+  if (on.is_cpu()) return run(params, cpu_threads());
+  NPU_CHECK(device_table, name, " was called on npu tensors, but the device has no launch table: import npu_ops after the device.");
+  Closure* closure = static_cast<Closure*>(std::malloc(sizeof(Closure) + bytes));
+  if (!closure) throw std::bad_alloc();
+  closure->run = run;
+  std::memcpy(closure->params, params, bytes);
+  const int code = device_table->launch(on.get_device_index(), name, run_closure, closure, std::free);
+  NPU_CHECK(code == 0, name, " failed on the device: ", device_table->last_error());
+}
+
+void set_device_table(int64_t address) {
+  const npu_launch_table* table = reinterpret_cast<const npu_launch_table*>(address);
+  NPU_CHECK(table && table->abi == NPU_LAUNCH_ABI, "the device's launch table has ABI ", table ? table->abi : 0, ", these kernels need ",
+            NPU_LAUNCH_ABI, ": install npu-ops and npu-platform of one version.");
+  device_table = table;
+}
+
+}  // namespace npu_ops

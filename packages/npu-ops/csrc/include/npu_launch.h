@@ -1,0 +1,26 @@
+/* How kernels of one library run on a device that another library owns.
+ *
+ * The device library exports one table; its address is what `torch.ops.npu.launch_table()` returns.
+ * This header is kept identical in npu-platform and npu-ops.
+ */
+#ifndef NPU_LAUNCH_H
+#define NPU_LAUNCH_H
+
+#include <stdint.h>
+
+#define NPU_LAUNCH_ABI 1
+
+typedef struct npu_launch_table {
+  uint32_t abi; /* NPU_LAUNCH_ABI */
+  /* Run `run(closure)` as a kernel of `device`: now, and again at each replay when the calling thread captures a graph
+     (then the graph owns the closure and calls destroy when it dies; otherwise destroy is called before return).
+     Returns 0, or a nonzero code; message in last_error(). */
+  int (*launch)(int device, const char* name, void (*run)(void* closure), void* closure, void (*destroy)(void* closure));
+  /* body(ctx, begin, end) over [begin, end) in dynamic chunks of at least grain, on the device's thread pool. */
+  void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end),
+                       void* ctx);
+  int (*num_threads)(void);
+  const char* (*last_error)(void); /* of this thread */
+} npu_launch_table;
+
+#endif

@@ -1,0 +1,19 @@
+// Activations, plain or gated: out = act(x[:d]) * x[d:].
+#pragma once
+
+#include "dispatch/kernel_table.h"
+
+namespace npu_ops {
+
+enum class Activation : int { silu, gelu_erf, gelu_tanh, quick_gelu, relu2 };
+
+struct ActivationParams {
+  const void* x;  // rows `stride` apart
+  void* out;      // contiguous
+  int64_t rows, width, stride;
+  Dtype dtype;
+  Activation kind;
+  bool gated;  // rows of 2 * width: gate, then up
+};
+
+}  // namespace npu_ops

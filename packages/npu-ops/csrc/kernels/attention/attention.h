@@ -1,0 +1,30 @@
+// Attention over a paged cache or over plain keys: decode, chunked prefill and mixed batches in one call.
+#pragma once
+
+#include "dispatch/kernel_table.h"
+
+namespace npu_ops {
+
+// Strides in elements. All per-step values (lengths, tables) are read when the kernel runs.
+struct AttentionParams {
+  void* out;
+  const void* query;
+  const void* key;
+  const void* value;
+  const int32_t* block_table;  // null: keys and values are plain rows [token, head], located by query_start_loc
+  int64_t block_table_stride;
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;  // null: each request has as many keys as queries
+  int64_t tokens;           // rows of query: no request reaches beyond
+  int64_t requests, query_heads, kv_heads, head_size, value_size, block_size;
+  int64_t out_token, out_head, query_token, query_head;
+  int64_t key_block, key_head, key_token, value_block, value_head, value_token;
+  float scale, soft_cap;
+  bool causal;
+  int64_t window_left, window_right;  // negative: unlimited
+  const float* alibi_slopes;          // [query_heads] or null
+  const void* sinks;                  // [query_heads] or null
+  Dtype dtype, sinks_dtype;
+};
+
+}  // namespace npu_ops

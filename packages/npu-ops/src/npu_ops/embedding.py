@@ -1,0 +1,48 @@
+"""Gives vLLM's unquantized vocabulary layers the kernels: rows by token id, and the logits of the head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+
+from npu_ops.linear import forget_weight, plain, plain_weight
+
+ops = torch.ops.npu_ops
+
+
+class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """UnquantizedEmbeddingMethod on the kernels; a tied head shares the embedding's memory."""
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Forget the memory that the weight had while it was loaded."""
+        super().process_weights_after_loading(layer)
+        forget_weight(layer)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Logits. x: [..., H]; returns [..., V]."""
+        return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))
+
+    def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
+        """input_: int [...]; returns [..., H]."""
+        return ops.embedding(input_, plain_weight(layer))
+
+
+class NpuVocabulary:
+    """Mixin of the layer classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build vLLM's layer, then swap the method that computes."""
+        super().__init__(*args, **kwargs)
+        if type(self.quant_method) is UnquantizedEmbeddingMethod:
+            self.quant_method = NpuEmbeddingMethod()
+
+
+for _base in (VocabParallelEmbedding, ParallelLMHead):
+    _base.register_oot(name=_base.__name__)(type(f"Npu{_base.__name__}", (NpuVocabulary, _base), {}))

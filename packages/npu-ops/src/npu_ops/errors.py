@@ -1,0 +1,15 @@
+"""The errors that this distribution raises by itself (kernels raise RuntimeError through torch).
+
+NpuOpsError
+ +-- ConfigError   an environment variable has a value that cannot be honoured
+"""
+
+from __future__ import annotations
+
+
+class NpuOpsError(Exception):
+    """Base of all errors of npu-ops."""
+
+
+class ConfigError(NpuOpsError, ValueError):
+    """An environment variable has a value that cannot be honoured."""

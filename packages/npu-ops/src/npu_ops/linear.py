@@ -1,0 +1,69 @@
+"""Gives vLLM's unquantized linear layers the kernel.
+
+vLLM hard-wires UnquantizedLinearMethod, so the layer classes are replaced, and swap that method, and only that one, for ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+
+ops = torch.ops.npu_ops
+
+
+def plain(parameter: Tensor) -> Tensor:
+    """The parameter's tensor without its class: vLLM's parameters run Python for each torch call that sees them."""
+    return parameter.data.as_subclass(torch.Tensor)
+
+
+def plain_weight(layer: nn.Module) -> Tensor:
+    """`plain(layer.weight)`, remembered for as long as the layer has the same parameter with the same memory."""
+    weight = layer.weight
+    memo = layer.__dict__.get("_npu_ops_weight")
+    if memo is not None and memo[0] is weight:
+        return memo[1]
+    tensor = plain(weight)
+    layer.__dict__["_npu_ops_weight"] = (weight, tensor)
+    return tensor
+
+
+def forget_weight(layer: nn.Module) -> None:
+    """Drop what plain_weight remembers: the parameter may have got other memory."""
+    layer.__dict__.pop("_npu_ops_weight", None)
+
+
+class NpuLinearMethod(UnquantizedLinearMethod):
+    """UnquantizedLinearMethod on the kernel; weights stay as the checkpoint stores them, so a reload needs nothing."""
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Forget the memory that the weight had while it was loaded."""
+        super().process_weights_after_loading(layer)
+        forget_weight(layer)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [..., K]; returns [..., N]."""
+        return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))
+
+
+class NpuLinear:
+    """Mixin of the layer classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build vLLM's layer, then swap the method that computes."""
+        super().__init__(*args, **kwargs)
+        if type(self.quant_method) is UnquantizedLinearMethod:
+            self.quant_method = NpuLinearMethod()
+
+
+for _base in (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear):
+    _base.register_oot(name=_base.__name__)(type(f"Npu{_base.__name__}", (NpuLinear, _base), {}))

@@ -1,0 +1,75 @@
+"""Owns the native library: loading it, choosing its instruction set, and joining it to the device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from npu_ops.config import OpsConfig
+from npu_ops.errors import ConfigError
+
+logger = logging.getLogger("vllm.npu_ops")
+
+_LIBRARY = Path(__file__).with_name("_C.so")
+
+
+def available() -> bool:
+    """Whether the native kernels are loaded; without them the references serve."""
+    return hasattr(torch.ops.npu_ops, "_isa")
+
+
+def load() -> None:
+    """Load the native kernels and bind them to the npu device, if there is one with a launch table. Idempotent.
+
+    Raises ConfigError when NPU_ISA asks for more than the machine has.
+    """
+    config = OpsConfig.from_environment()
+    if not available():
+        path = _find_library()
+        if path is None:
+            logger.warning("npu-ops was built without its native kernels; the slower plain-torch references serve.")
+            return
+        torch.ops.load_library(str(path))
+    if config.isa is not None:
+        set_isa(config.isa)
+    bind_device()
+
+
+def bind_device() -> bool:
+    """Register the native kernels for npu tensors; False when the device exports no launch table."""
+    if not available() or not hasattr(torch.ops.npu, "launch_table"):
+        return False
+    torch.ops.npu_ops._bind_device(torch.ops.npu.launch_table())
+    return True
+
+
+def isa() -> str:
+    """Instruction set of the kernels in use: scalar, avx2, avx512 or amx."""
+    return torch.ops.npu_ops._isa()
+
+
+def highest_isa() -> str:
+    """The best instruction set that this machine and this build have in common."""
+    return torch.ops.npu_ops._highest_isa()
+
+
+def set_isa(name: str) -> None:
+    """Use the kernels of instruction set `name` from now on; raises ConfigError when the machine does not have it."""
+    if not torch.ops.npu_ops._set_isa(name):
+        msg = f"instruction set {name!r} is not available: this machine goes up to {highest_isa()!r}, choose that or a lower one."
+        raise ConfigError(msg)
+
+
+def _find_library() -> Path | None:
+    """The library lies beside this file, or, in an editable install, where the build put it."""
+    if _LIBRARY.exists():
+        return _LIBRARY
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        installed = files("npu-ops") or []
+    except PackageNotFoundError:
+        return None
+    return next((Path(f.locate()) for f in installed if f.name == "_C.so"), None)
