@@ -2,8 +2,6 @@
 
 #if defined(NPU_X86_TIERS)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace npu_ops {
@@ -21,11 +19,6 @@ Registers cpuid(unsigned leaf, unsigned sub) {
   return r;
 }
 
-bool amx_permitted() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 bool bit(unsigned value, int i) { return (value >> i) & 1; }
 
 }  // namespace
@@ -37,10 +30,7 @@ Tier detect_tier() {
   const bool bf16 = bit(cpuid(7, 1).a, 5);
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && bf16;
-  if (!avx512) return Tier::avx2;
-  const unsigned d = cpuid(7, 0).d;
-  const bool amx = bit(d, 22) && bit(d, 24);  // AMX-BF16, AMX-TILE
-  return amx && amx_permitted() ? Tier::amx : Tier::avx512;
+  return avx512 ? Tier::avx512 : Tier::avx2;
 }
 #else
 Tier detect_tier() { return Tier::scalar; }

@@ -5,7 +5,7 @@
 
 namespace npu_ops {
 
-// Asks CPUID, and the kernel for permission to use AMX's tile registers (once a process; threads inherit it).
+// The highest tier that this processor runs and this operating system saves the registers of.
 Tier detect_tier();
 
 }  // namespace npu_ops

@@ -15,9 +15,6 @@ NPU_FAMILIES(NPU_DECLARE, scalar)
 #if defined(NPU_X86_TIERS)
 NPU_FAMILIES(NPU_DECLARE, avx2)
 NPU_FAMILIES(NPU_DECLARE, avx512)
-// AMX serves matrix products only; the rest of its table is that of AVX-512.
-NPU_DECLARE(linear, amx)
-NPU_DECLARE(attention, amx)
 #endif
 
 namespace {
@@ -40,12 +37,6 @@ struct Tables {
       KernelTable& table = of[static_cast<int>(Tier::avx512)];
       NPU_FAMILIES(NPU_ADD, avx512)
     }
-    {
-      KernelTable& table = of[static_cast<int>(Tier::amx)];
-      NPU_FAMILIES(NPU_ADD, avx512)
-      NPU_ADD(linear, amx)
-      NPU_ADD(attention, amx)
-    }
 #endif
     highest = detect_tier();
   }
@@ -56,7 +47,7 @@ const Tables& tables() {
   return t;
 }
 
-constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "amx"};
+constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
 
 std::atomic<Tier>& chosen() {
   static std::atomic<Tier> tier{tables().highest};

@@ -8,7 +8,7 @@
 namespace npu_ops {
 
 enum class Dtype : int { bf16, fp16, fp32 };
-enum class Tier : int { scalar, avx2, avx512, amx, count };
+enum class Tier : int { scalar, avx2, avx512, count };
 
 struct NormParams;
 struct RotaryParams;

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from npu_ops.errors import ConfigError
 
-ISAS = ("scalar", "avx2", "avx512", "amx")
+ISAS = ("scalar", "avx2", "avx512")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def bind_device() -> bool:
 
 
 def isa() -> str:
-    """Instruction set of the kernels in use: scalar, avx2, avx512 or amx."""
+    """Instruction set of the kernels in use: scalar, avx2 or avx512."""
     return torch.ops.npu_ops._isa()
 
 

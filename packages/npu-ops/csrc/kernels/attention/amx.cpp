@@ -1,9 +1,0 @@
-#include "kernels/attention/attention.inc"
-
-namespace npu_ops {
-
-void add_attention_amx(KernelTable& table) {
-  table.attention = attention;
-}
-
-}  // namespace npu_ops
