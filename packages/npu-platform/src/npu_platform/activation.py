@@ -21,6 +21,9 @@ VLLM_RANGE = ("0.32.0", "0.33")
 PLUGIN_NAMES = ("npu", "npu_ops", "npu_kvconnector", "npu_statlogger")
 """Entry-point names of the family; ``VLLM_PLUGINS`` is one allow-list over all of them."""
 
+PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.stat_logger_plugins")
+"""vLLM's entry-point groups that the family uses."""
+
 _OTHER_ACCELERATORS = {
     "/dev/nvidiactl": "an NVIDIA GPU",
     "/dev/kfd": "an AMD GPU",
@@ -87,7 +90,7 @@ def missing_plugins() -> list[str]:
 
 def installed_plugins() -> list[str]:
     """Return the family's entry-point names that are installed here, in the documented order."""
-    found = {point.name for point in importlib.metadata.entry_points() if point.group.startswith("vllm.")}
+    found = {point.name for group in PLUGIN_GROUPS for point in importlib.metadata.entry_points(group=group)}
     return [name for name in PLUGIN_NAMES if name in found]
 
 

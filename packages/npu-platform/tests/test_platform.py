@@ -1,0 +1,142 @@
+"""Every row of vLLM's Platform interface is either overridden here or right by default; a new row must be decided."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.platform import NPUPlatform
+from vllm.platforms.interface import Platform, PlatformEnum
+
+# Default value -> why it is right for npu.
+RIGHT_BY_DEFAULT = {
+    "as_version_str": "a helper of DeviceCapability",
+    "can_update_inplace": "tensors may be written in place",
+    "check_max_model_len": "no limit of the device",
+    "device_control_id_to_physical_device_id": "reads NPU_VISIBLE_DEVICES through device_control_env_var",
+    "device_id_to_physical_device_id": "the same",
+    "logical_device_id_to_visible_device_id": "the same",
+    "visible_device_id_to_physical_device_id": "the same",
+    "enable_multi_stream_overlap": "streams are synchronous",
+    "get_all_gpu_pci_bus_ids": "no PCI bus",
+    "get_compile_backend": "simple_compile_backend",
+    "get_cpu_architecture": "the host's",
+    "get_default_ir_op_priority": "native unless npu-ops registers a provider",
+    "get_device_capability": "None: checks for CUDA capabilities are skipped",
+    "has_device_capability": "follows get_device_capability",
+    "is_device_capability": "the same",
+    "is_device_capability_family": "the same",
+    "get_global_graph_pool": "calls torch.npu.graph_pool_handle",
+    "get_infinity_values": "float infinities",
+    "get_max_output_tokens": "no limit of the device",
+    "get_mla_prefill_backend_cls": "MLA is refused",
+    "get_nixl_memory_type": "NIXL is not offered",
+    "get_nixl_supported_devices": "the same",
+    "get_pass_manager_cls": "Inductor is refused",
+    "get_supported_vit_attn_backends": "torch SDPA",
+    "get_vit_attn_backend": "torch SDPA",
+    "inference_mode": "torch's",
+    "is_arch_support_pdl": "a CUDA feature",
+    "is_cuda": "by _enum",
+    "is_rocm": "by _enum",
+    "is_tpu": "by _enum",
+    "is_xpu": "by _enum",
+    "is_cpu": "by _enum",
+    "is_zen_cpu": "by _enum",
+    "is_out_of_tree": "by _enum",
+    "is_unspecified": "by _enum",
+    "is_cuda_alike": "by _enum",
+    "is_cumem_allocator_available": "a CUDA allocator",
+    "is_integrated_gpu": "the device has memory of its own",
+    "is_sleep_mode_available": "False: refused",
+    "make_synced_weight_loader": "loads are synchronous",
+    "use_sync_weight_loader": "the same",
+    "pass_key": "for Inductor, refused",
+    "per_token_page_bytes": "sizes of blocks, device-neutral",
+    "register_custom_kv_cache_specs": "no specs of our own",
+    "set_additional_forward_context": "no per-step data of our own",
+    "stateless_init_device_torch_dist_pg": "elastic EP is refused",
+    "support_deep_gemm": "a CUDA library",
+    "fp8_dtype": "quantisation is refused",
+    "is_fp8_fnuz": "the same",
+    "supports_fp8": "the same",
+    "supports_mx": "the same",
+    "to_int": "a helper of DeviceCapability",
+    "update_block_size_for_backend": "any block size will do",
+    "use_all_gather": "logits on all ranks",
+    "use_custom_allreduce": "a CUDA feature",
+    "use_custom_op_collectives": "no compilation",
+    "uses_host_device_handling": "a TPU feature",
+    "validate_environ": "warns about unknown VLLM_ variables",
+    "validate_request": "no limit of the device",
+    "verify_model_arch": "refused by feature, not by name",
+}
+
+
+def public_methods(cls: type) -> set[str]:
+    return {
+        name
+        for name, value in inspect.getmembers_static(cls)
+        if not name.startswith("_")
+        and (isinstance(value, (classmethod, staticmethod, property)) or inspect.isfunction(value))
+    }
+
+
+def test_every_method_of_the_interface_is_decided() -> None:
+    overridden = set(vars(NPUPlatform))
+    undecided = public_methods(Platform) - overridden - set(RIGHT_BY_DEFAULT)
+    assert not undecided, f"vLLM's Platform has methods that nobody decided: {sorted(undecided)}"
+
+
+def test_every_attribute_that_the_device_must_set_is_set() -> None:
+    assert NPUPlatform._enum is PlatformEnum.OOT
+    assert (NPUPlatform.device_name, NPUPlatform.device_type, NPUPlatform.dispatch_key) == ("npu", "npu", "PrivateUse1")
+    assert NPUPlatform.dist_backend in torch.distributed.Backend.backend_list
+    assert NPUPlatform.device_control_env_var == "NPU_VISIBLE_DEVICES"
+    assert NPUPlatform.simple_compile_backend == "eager"
+
+
+@pytest.mark.parametrize(
+    "name", ["opaque_attention_op", "support_hybrid_kv_cache", "support_static_graph_mode", "is_pin_memory_available"]
+)
+def test_what_vllm_would_get_silently_wrong_is_true(name: str) -> None:
+    assert getattr(NPUPlatform, name)() is True
+
+
+def test_class_names_resolve() -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    for path in (
+        NPUPlatform.get_static_graph_wrapper_cls(),
+        NPUPlatform.get_punica_wrapper(),
+        NPUPlatform.get_device_communicator_cls(),
+    ):
+        assert isinstance(resolve_obj_by_qualname(path), type)
+
+
+def test_device_rows_agree_with_torch_npu() -> None:
+    assert NPUPlatform.get_device_total_memory() == torch.npu.mem_get_info()[1]
+    assert NPUPlatform.get_device_name() == torch.npu.get_device_name()
+    assert NPUPlatform.num_compute_units() >= 1
+    before = NPUPlatform.get_current_memory_usage()
+    held = torch.empty(1 << 20, dtype=torch.uint8, device="npu")
+    assert NPUPlatform.get_current_memory_usage() - before == held.nbytes
+
+
+def test_platform_attributes_fall_through_to_torch_npu() -> None:
+    platform = NPUPlatform()
+    assert platform.current_stream is torch.npu.current_stream
+    assert platform.Event is torch.npu.Event
+
+
+def test_dtypes_without_kernels_are_refused() -> None:
+    NPUPlatform.check_if_supports_dtype(torch.bfloat16)
+    with pytest.raises(UnsupportedFeatureError, match="float64.*--dtype bfloat16"):
+        NPUPlatform.check_if_supports_dtype(torch.float64)
+
+
+def test_quantisation_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="no kernels for awq"):
+        NPUPlatform.verify_quantization("awq")
