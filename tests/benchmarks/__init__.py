@@ -1,0 +1,1 @@
+"""Benchmarks beside a peer in the same run: ``nox -s bench``."""

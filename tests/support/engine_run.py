@@ -1,0 +1,100 @@
+"""Runs rounds of prompts through a vLLM engine in a process of its own, and brings back what came out.
+
+``run_engine`` is for tests; the module's main is the process: ``python engine_run.py scenario.json result.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What an engine said: per round, per prompt, ``tokens``, ``cached`` prompt tokens and chosen ``logprobs``."""
+
+    rounds: list[list[dict[str, Any]]]
+    metrics: dict[str, float]
+    graphs_captured: int
+    platform: str
+    log: str
+
+    def tokens(self, number: int) -> list[list[int]]:
+        """Return the token ids of one round."""
+        return [output["tokens"] for output in self.rounds[number]]
+
+
+def run_engine(
+    folder: Path, model: Path, rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
+) -> EngineRun:
+    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``) with ``vllm.LLM(model=..., **engine)``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scenario, result = folder / "scenario.json", folder / "result.json"
+    scenario.write_text(json.dumps({"engine": {"model": str(model), **engine}, "rounds": rounds}))
+    # One process and sleeping OpenMP threads: quick to start, and fair beside other tests.
+    defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_WAIT_POLICY": "PASSIVE", "NPU_SIMULATOR_MEMORY": "4GiB"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(scenario), str(result)],
+        env=os.environ | defaults | (environ or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return EngineRun(**json.loads(result.read_text()), log=done.stdout)
+
+
+def main(scenario_file: str, result_file: str) -> None:
+    """Run one scenario."""
+    from vllm import LLM
+    from vllm.compilation.counter import compilation_counter
+    from vllm.platforms import current_platform
+
+    scenario = json.loads(Path(scenario_file).read_text())
+    llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])
+    rounds = [_generate(llm, **one) for one in scenario["rounds"]]
+    result = {
+        "rounds": rounds,
+        "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
+        "graphs_captured": compilation_counter.num_cudagraph_captured,
+        "platform": current_platform.device_type,
+    }
+    llm.llm_engine.engine_core.shutdown()
+    Path(result_file).write_text(json.dumps(result))
+
+
+def _generate(
+    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], lora: str | None = None
+) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    parameters = SamplingParams(detokenize=False, ignore_eos=True, **sampling)
+    request = LoRARequest("adapter", 1, lora) if lora else None
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
+    outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=request)
+    return [
+        {
+            "tokens": list(output.outputs[0].token_ids),
+            "cached": output.num_cached_tokens,
+            "logprobs": _chosen_logprobs(output.outputs[0]),
+        }
+        for output in outputs
+    ]
+
+
+def _chosen_logprobs(output: Any) -> list[float] | None:
+    if output.logprobs is None:
+        return None
+    return [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
