@@ -20,7 +20,7 @@ VLLM = "vllm<0.33,>=0.32.0"
 
 REQUIREMENTS = {
     "npu-platform": {"torch==2.13.*", "numpy"},
-    "npu-ops": {"torch==2.13.*", "numpy"},
+    "npu-ops": {"torch<3,>=2.10"},
     "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil"},
     "npu-statlogger": {"numpy"},
 }
