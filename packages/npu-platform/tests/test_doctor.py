@@ -1,0 +1,93 @@
+"""`npu doctor` in environments with one thing wrong: it must name that thing, with the way out, and exit with 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCTOR = "import sys; from npu_platform.cli import main; sys.exit(main(['doctor', '--json']))"
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("NPU_", "VLLM_"))}
+
+
+def examine(code: str = DOCTOR, *flags: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run doctor in a fresh process, because a process decides once; return exit code and findings."""
+    command = [sys.executable, *flags, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN | environment, timeout=120, check=False)
+    assert done.stdout.startswith("{"), done.stderr
+    report = json.loads(done.stdout)
+    assert report["healthy"] == (done.returncode == 0)
+    return done.returncode, report["findings"]
+
+
+def problems(findings: list[dict[str, Any]]) -> list[str]:
+    return [f"{finding['detail']} {finding['remedy']}" for finding in findings if not finding["ok"]]
+
+
+def test_healthy_environment_has_no_problem() -> None:
+    code, findings = examine()
+    assert code == 0, problems(findings)
+    winner = next(finding for finding in findings if finding["name"] == "winner")
+    assert winner["detail"].startswith("npu, because")
+    loaded = [
+        finding["name"] for finding in findings if finding["section"] == "plugins" and "loaded" in finding["detail"]
+    ]
+    assert {"torch.backends npu", "vllm.platform_plugins npu"} <= set(loaded)
+    assert any(finding["name"] == "npu:0" for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence", "remedy"),
+    [
+        ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin", "Unset"),
+        ({"NPU_DEVICE": "off"}, "NPU_DEVICE=off switches the npu platform off", "Unset NPU_DEVICE"),
+        ({"NPU_DEVICE": "gpu"}, "NPU_DEVICE must be one of auto, simulator, off, not 'gpu'", "Set NPU_DEVICE"),
+        ({"NPU_ISA": "neon"}, "NPU_ISA=neon is no tier", "Unset NPU_ISA"),
+        ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other leaves out npu", "Set VLLM_PLUGINS=other,npu"),
+    ],
+    ids=["target device", "off", "unknown device", "isa", "plugins"],
+)
+def test_one_wrong_variable_is_one_sentence_with_its_remedy(
+    environment: dict[str, str], sentence: str, remedy: str
+) -> None:
+    code, findings = examine(**environment)
+    assert code == 1
+    (problem,) = problems(findings)
+    assert sentence in problem
+    assert remedy in problem
+
+
+def test_variable_that_nobody_reads_is_named() -> None:
+    _, findings = examine(NPU_SIMULATOR_MEMROY="8GiB")
+    finding = next(finding for finding in findings if finding["name"] == "NPU_SIMULATOR_MEMROY")
+    assert "without effect" in finding["detail"]
+
+
+def test_second_platform_plugin_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other_npu.py").write_text("def register():\n    return 'other_npu.Platform'\n")
+    metadata = tmp_path / "other_npu-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-npu\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[vllm.platform_plugins]\nother = other_npu:register\n")
+    code, findings = examine(PYTHONPATH=str(tmp_path))
+    assert code == 1
+    (problem,) = problems(findings)
+    assert "A second platform plugin activates here as well (other from other-npu)" in problem
+    assert "VLLM_PLUGINS" in problem
+
+
+def test_without_vllm_it_still_works(tmp_path: Path) -> None:
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith("vllm"):
+            (tmp_path / entry.name).symlink_to(entry)
+    code, findings = examine(f"import site; site.addsitedir({str(tmp_path)!r}); {DOCTOR}", "-S")
+    assert code == 1
+    (problem,) = problems(findings)
+    assert "vLLM is not installed, so the npu platform stays off." in problem
+    assert "pip install" in problem

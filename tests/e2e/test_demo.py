@@ -1,0 +1,29 @@
+"""`npu demo`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def test_demo_answers_right_and_stops() -> None:
+    command = [sys.executable, "-m", "npu_platform.cli", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["right"]
+    assert report["stopped_cleanly"]
+    assert [answer["right"] for answer in report["answers"]] == [True] * 4
+    assert report["answers"][0]["answer"] == "The capital of Iceland is Reykjavik."
+    assert report["tokens_per_second"] > 0
+    assert report["ran"]["device"].startswith("npu:0")
+    assert report["ran"]["dtype"] == "bfloat16"
+    assert set(report["ran"]) == {"device", "dtype", "ops", "graphs"}
+
+
+def test_wrong_usage_has_its_own_exit_code() -> None:
+    command = [sys.executable, "-m", "npu_platform.cli", "bench"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 'bench'" in done.stderr
