@@ -145,6 +145,8 @@ def _plugin(point: importlib.metadata.EntryPoint, allowed: list[str] | None) -> 
     if activation.vllm_version() is None and point.group.startswith("vllm."):
         return Finding("plugins", name, f"found and allowed; not loaded, as vLLM is missing ({origin})")
     try:
+        import torch  # noqa: F401 first, as in every process: it is torch that loads the group torch.backends
+
         point.load()
     except Exception as error:  # noqa: BLE001 vLLM skips a plugin that raises anything at import
         detail = f"plugin {point.name} ({origin}) cannot be imported: {type(error).__name__}: {error}"
