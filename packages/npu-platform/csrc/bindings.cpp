@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "aten/alias.h"
 #include "aten/weak_ref.h"
 #include "distributed/process_group.h"
@@ -54,7 +56,19 @@ PYBIND11_MODULE(_C, m) {
     npu::check_device(device);
     npu::thread_state.device = device;
   });
+  m.def("is_initialized", [] { return npu_is_initialized() != 0; });
   m.def("num_threads", &npu_num_threads);
+  m.def("set_num_threads", [](int threads) { npu::check(npu_set_num_threads(threads)); });
+  // The pool alone, for tests: how often each index of [0, n) was visited.
+  m.def("_visit_in_parallel", [](int64_t n, int64_t grain) {
+    std::vector<int> visits(size_t(n), 0);
+    py::gil_scoped_release without_gil;
+    npu_parallel_for(0, n, grain, [](void* context, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++(*static_cast<std::vector<int>*>(context))[size_t(i)];
+    }, &visits);
+    py::gil_scoped_acquire with_gil;
+    return py::make_tuple(*std::min_element(visits.begin(), visits.end()), *std::max_element(visits.begin(), visits.end()));
+  });
 
   m.def("size_of", [](int64_t address) {
     auto* pointer = reinterpret_cast<void*>(address);

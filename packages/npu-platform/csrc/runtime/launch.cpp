@@ -48,8 +48,10 @@ struct Closure {
 };
 
 int table_launch(int device, const char* name, void (*run)(void*), void* data, void (*destroy)(void*)) {
+  Closure closure(run, destroy, data);
   try {
-    launch(c10::DeviceIndex(device), name, Closure(run, destroy, data));
+    check_device(c10::DeviceIndex(device));
+    launch(c10::DeviceIndex(device), name, std::move(closure));
     return 0;
   } catch (const c10::Error& error) {
     table_error = error.what_without_backtrace();

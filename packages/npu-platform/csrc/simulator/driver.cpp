@@ -63,6 +63,8 @@ npu_status npu_device_count(int* count) {
   return status;
 }
 
+int npu_is_initialized(void) { return Devices::if_created() != nullptr; }
+
 const char* npu_device_name(void) { return "Software NPU"; }
 
 npu_status npu_memory_info(int device, size_t* free_bytes, size_t* total_bytes) {
@@ -142,6 +144,15 @@ int npu_num_threads(void) {
   npu_status status;
   Devices* all = devices(&status);
   return all ? all->pool().threads() : 1;
+}
+
+npu_status npu_set_num_threads(int threads) {
+  npu_status status;
+  Devices* all = devices(&status);
+  if (!all) return status;
+  if (threads < 1) return fail(NPU_ERROR_INVALID_VALUE, "the device needs at least one thread, not " + std::to_string(threads));
+  all->pool().set_threads(threads);
+  return NPU_OK;
 }
 
 void npu_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx) {

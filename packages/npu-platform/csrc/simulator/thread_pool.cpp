@@ -40,16 +40,17 @@ void ThreadPool::parallel_for(int64_t begin, int64_t end, int64_t grain, Body bo
   if (begin >= end) return;
   const int64_t n = end - begin;
   grain = std::max<int64_t>(1, grain);
-  if (threads_ == 1 || n <= grain || inside_loop || !owner_.try_lock()) {
+  const int threads = this->threads();
+  if (threads == 1 || n <= grain || inside_loop || !owner_.try_lock()) {
     body(ctx, begin, end);
     return;
   }
   std::lock_guard owned(owner_, std::adopt_lock);
-  start_helpers();
+  start_helpers(threads - 1);
   body_ = body;
   ctx_ = ctx;
   end_ = end;
-  chunk_ = std::max(grain, n / (threads_ * kChunksPerThread));
+  chunk_ = std::max(grain, n / (threads * kChunksPerThread));
   next_.store(begin, std::memory_order_relaxed);
   publish();
   inside_loop = true;
@@ -89,7 +90,7 @@ void ThreadPool::wait_for_helpers() {
   }
 }
 
-void ThreadPool::help() {
+void ThreadPool::help(int index) {
   inside_loop = true;
   uint32_t done = 0;
   for (;;) {
@@ -105,6 +106,7 @@ void ThreadPool::help() {
       continue;
     }
     done = epoch;
+    if (index >= threads()) continue;
     uint32_t seen = members_.load(std::memory_order_acquire);
     while ((seen & kOpen) && !members_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {
     }
@@ -114,14 +116,17 @@ void ThreadPool::help() {
   }
 }
 
-void ThreadPool::start_helpers() {
-  if (started_) return;
-  for (int i = 1; i < threads_; ++i) std::thread([this] { help(); }).detach();
-  started_ = true;
+void ThreadPool::start_helpers(int helpers) {
+  while (started_ < helpers) {
+    const int index = ++started_;
+    std::thread([this, index] { help(index); }).detach();
+  }
 }
 
+void ThreadPool::set_threads(int threads) { threads_.store(std::max(1, threads), std::memory_order_relaxed); }
+
 void ThreadPool::after_fork_in_child() {
-  started_ = false;
+  started_ = 0;
   members_.store(0);
   epoch_.store(0);
   sleepers_.store(0);

@@ -18,7 +18,8 @@ class ThreadPool {
 
   // Runs body over [begin, end) in chunks of at least grain. A nested or concurrent call runs on its caller alone.
   void parallel_for(int64_t begin, int64_t end, int64_t grain, Body body, void* ctx);
-  int threads() const { return threads_; }
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
+  void set_threads(int threads);  // the caller included; at least 1
 
   // A forked child has the caller's thread only: helpers start again at its first loop.
   void before_fork() { owner_.lock(); }
@@ -26,15 +27,15 @@ class ThreadPool {
   void after_fork_in_child();
 
  private:
-  void start_helpers();
-  void help();
+  void start_helpers(int helpers);
+  void help(int index);
   void work();
   void publish();
   void wait_for_helpers();
 
-  const int threads_;
+  std::atomic<int> threads_;
   std::mutex owner_;  // one loop at a time
-  bool started_ = false;
+  int started_ = 0;  // helpers
 
   // The loop under way.
   Body body_ = nullptr;

@@ -23,6 +23,7 @@ const char* npu_last_error(void);
 /* ---- devices: ordinals 0 .. count-1 are those visible to this process ---- */
 #define NPU_MAX_DEVICES 16
 npu_status npu_device_count(int* count);
+int npu_is_initialized(void); /* nonzero: the devices are up */
 const char* npu_device_name(void);
 
 /* ---- memory: mapped and unmapped in granules; the addresses of one device are one range ---- */
@@ -45,6 +46,7 @@ npu_status npu_event_elapsed(const npu_event* start, const npu_event* end, doubl
 
 /* ---- compute: the device's cores ---- */
 int npu_num_threads(void);
+npu_status npu_set_num_threads(int threads);
 void npu_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx);
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_num_threads",
     "init",
     "ipc_collect",
     "is_available",
@@ -33,6 +34,7 @@ __all__ = [
     "is_initialized",
     "launch_counts",
     "set_device",
+    "set_num_threads",
     "synchronize",
 ]
 
@@ -123,13 +125,27 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Return True: devices come up by themselves at first use, in forked processes too."""
-    return True
+    """Return whether the devices are up; they come up by themselves at first use, in forked processes too."""
+    return _C.is_initialized()
 
 
 def _is_in_bad_fork() -> bool:
     """Return False: a forked process goes on with a copy of its parent's devices."""
     return False
+
+
+def get_num_threads() -> int:
+    """Return the number of host threads that are the device's cores, the calling thread included."""
+    return _C.num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Set the number of host threads that are the device's cores.
+
+    Raises:
+        RuntimeError: ``threads`` is less than one.
+    """
+    _C.set_num_threads(threads)
 
 
 def ipc_collect() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
-import os
 import sys
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from npu_platform import config
+from npu_platform.errors import ConfigurationError
 
 NAME = "npu"
 
@@ -38,7 +40,10 @@ def inactive_reason() -> str | None:
     stays out where an accelerator is present, since a registered device of its kind would replace it in
     ``torch.accelerator``.
     """
-    choice = os.environ.get("NPU_DEVICE", "auto").lower()
+    try:
+        choice = config.device_choice()
+    except ConfigurationError as error:  # `import torch` must not fail; the platform and `npu doctor` say it
+        return str(error)
     if choice == "off":
         return "NPU_DEVICE=off"
     other = torch._C._get_privateuse1_backend_name()

@@ -1,0 +1,42 @@
+"""Fixtures of the device's tests: fresh Python processes, and a clean allocator."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_python() -> RunPython:
+    """Run a program in a fresh process with extra environment variables; returns the finished process."""
+
+    def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env=inherited | environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def clean_memory() -> Iterator[None]:
+    """Start from an allocator without garbage and without old peaks."""
+    gc.collect()
+    torch.npu.empty_cache()
+    torch.npu.reset_peak_memory_stats()
+    yield
+    gc.collect()

@@ -1,0 +1,249 @@
+"""Graphs: captured once, replayed with new inputs, refused where a replay would lie, gone when dropped."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+DEVICE = "npu"
+MIB = 1 << 20
+
+OPS = {
+    "linear": lambda x: F.linear(x, x[:8]),
+    "copy": lambda x: torch.empty_like(x).copy_(x),
+    "copy with conversion": lambda x: x.to(torch.bfloat16),
+    "zero_": lambda x: torch.cat([x, torch.empty_like(x).zero_()]),
+    "fill_": lambda x: x + torch.full_like(x, 2),
+    "in place": lambda x: x.clone().add_(1).mul_(x),
+    "out argument": lambda x: torch.add(x, 1, out=torch.empty_like(x)),
+    "index_put_": lambda x: x.clone().index_put_((x[:, 0].argsort(),), x[:, :1]),
+    "sort": lambda x: x.sort(-1)[0],
+    "topk": lambda x: x.topk(3)[1],
+    "cat": lambda x: torch.cat([x, x.t()[: x.shape[0], : x.shape[1]].contiguous().view_as(x)]),
+    "view of the input": lambda x: x[::2, 1:] * 2,
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "convolution": lambda x: F.conv1d(x[None], x[:4, :, None].expand(4, 16, 3).transpose(0, 1)[:1].expand(2, 4, 3), groups=4)
+    if x.shape[0] == 8
+    else x,
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "foreach": lambda x: torch.stack(torch._foreach_mul(list(x), 2.0)),
+    "embedding": lambda x: F.embedding(x[:, 0].argsort(), x),
+    "cumsum": lambda x: x.cumsum(0),
+    "masked_fill": lambda x: x.masked_fill(x > 0, -1.0),
+    "argmax": lambda x: x.argmax(-1),
+}
+OPS["convolution"] = lambda x: F.conv1d(x[None], x[:4, :8, None].contiguous().expand(4, 8, 3))
+
+
+def captured(function, *arguments):
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        result = function(*arguments)
+    return graph, result
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_replay_with_new_inputs_gives_what_eager_gives(name: str) -> None:
+    x = torch.randn(8, 16, device=DEVICE)
+    graph, result = captured(OPS[name], x)
+    for _ in range(2):
+        x.copy_(torch.randn(8, 16))
+        graph.replay()
+        assert torch.equal(result, OPS[name](x))
+
+
+def test_torchs_own_graph_class_records_the_same() -> None:
+    x = torch.zeros(4, device=DEVICE)
+    graph = torch.accelerator.Graph()
+    with torch.Stream(device=DEVICE), graph:
+        x += 1
+    before = x.clone()
+    graph.replay()
+    graph.replay()
+    assert torch.equal(x, before + 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda x: x.sum().item(), "_local_scalar_dense"),
+        (lambda x: x.cpu(), "_copy_from"),
+        (lambda x: x.copy_(torch.randn(4)), "_copy_from"),
+        (lambda _: torch.npu.synchronize(), "synchronize"),
+        (lambda _: torch.npu.current_stream().synchronize(), "synchronize"),
+        (lambda x: x.nonzero(), "aten::nonzero"),
+        (lambda x: torch.equal(x, x), "aten::equal"),
+    ],
+)
+def test_what_a_replay_could_not_repeat_is_refused_by_name(operation, name: str) -> None:
+    x = torch.ones(4, device=DEVICE)
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match=rf"{name}.*not permitted while a graph is captured"), torch.npu.graph(graph):
+        operation(x)
+    assert not torch.npu.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="cannot be replayed: its capture met"):
+        graph.replay()
+    graph.reset()
+    with torch.npu.graph(graph):
+        y = x + 1
+    graph.replay()
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_pinned_copies_are_part_of_the_graph() -> None:
+    source = torch.ones(4).pin_memory()
+    target = torch.empty(4).pin_memory()
+    x = torch.empty(4, device=DEVICE)
+
+    def step() -> None:
+        x.copy_(source, non_blocking=True)
+        target.copy_(x * 2, non_blocking=True)
+
+    graph, _ = captured(step)
+    source.fill_(5)
+    graph.replay()
+    assert target.tolist() == [10, 10, 10, 10]
+
+
+def test_random_numbers_advance_on_replay() -> None:
+    graph, drawn = captured(lambda: torch.randn(8, device=DEVICE))
+    draws = set()
+    for _ in range(3):
+        graph.replay()
+        draws.add(tuple(drawn.tolist()))
+    assert len(draws) == 3
+    torch.npu.manual_seed(3)
+    graph.replay()
+    torch.npu.manual_seed(3)
+    assert torch.equal(drawn, torch.randn(8, device=DEVICE))
+
+
+def test_memory_is_reused_within_a_graph_and_between_graphs_of_a_pool() -> None:
+    x = torch.randn(MIB, device=DEVICE)
+
+    def chain() -> torch.Tensor:
+        y = x
+        for _ in range(12):
+            y = y + 1
+        return y
+
+    pool = torch.npu.graph_pool_handle()
+    gc.collect()
+    torch.npu.empty_cache()
+    before = torch.npu.memory_reserved()
+    first = torch.npu.NPUGraph()
+    with torch.npu.graph(first, pool=pool):
+        a = chain()
+    assert torch.npu.memory_reserved() - before <= 14 * MIB
+    weak = torch.ops._C.weak_ref_tensor(a)
+    del a
+    second = torch.npu.NPUGraph()
+    with torch.npu.graph(second, pool=pool):
+        b = chain()
+    assert torch.npu.memory_reserved() - before <= 14 * MIB
+    assert first.pool() == second.pool()
+    first.replay()
+    assert torch.equal(weak, x + 12)
+    second.replay()
+    assert torch.equal(b, x + 12)
+
+
+def test_private_memory_is_given_back_when_the_graph_dies() -> None:
+    x = torch.randn(4 * MIB, device=DEVICE)
+    gc.collect()
+    torch.npu.empty_cache()
+    before = torch.npu.memory_reserved()
+    graph, y = captured(lambda: (x + 1) * 2)
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() > before
+    graph.replay()
+    assert torch.equal(y, (x + 1) * 2)
+    del graph, y
+    gc.collect()
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() <= before
+
+
+def test_eager_allocations_do_not_touch_a_live_graphs_memory() -> None:
+    x = torch.randn(1000, device=DEVICE)
+    graph, y = captured(lambda: (x + 1).exp())
+    filler = [torch.full((1000,), 7.0, device=DEVICE) for _ in range(50)]
+    graph.replay()
+    assert torch.equal(y, (x + 1).exp())
+    assert all(torch.equal(f, torch.full_like(f, 7)) for f in filler)
+
+
+def test_graph_keeps_its_inputs() -> None:
+    x = torch.randn(1000, device=DEVICE)
+    graph, y = captured(lambda t: t * 2, x)
+    expected = x * 2
+    del x
+    others = [torch.randn(1000, device=DEVICE) for _ in range(4)]
+    graph.replay()
+    assert torch.equal(y, expected)
+    assert len(others) == 4
+
+
+def test_error_inside_the_capture_leaves_a_clean_state() -> None:
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(ValueError, match="mine"), torch.npu.graph(graph):
+        torch.ones(3, device=DEVICE)
+        raise ValueError("mine")
+    assert not torch.npu.is_current_stream_capturing()
+    assert torch.ones(3, device=DEVICE).sum().item() == 3
+
+
+def test_replay_from_another_thread_lets_python_run() -> None:
+    x = torch.randn(512, 512, device=DEVICE)
+
+    def heavy() -> torch.Tensor:
+        y = x
+        for _ in range(20):
+            y = torch.tanh(y @ x)
+        return y
+
+    graph, y = captured(heavy)
+    expected = heavy()
+    running = threading.Event()
+    seen = []
+
+    def count() -> None:
+        while not running.is_set():
+            seen.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    start = time.perf_counter()
+    for _ in range(5):
+        graph.replay()
+    end = time.perf_counter()
+    running.set()
+    counter.join()
+    assert any(start < moment < end for moment in seen)
+    torch.testing.assert_close(y, expected)
+    worker = threading.Thread(target=graph.replay)
+    worker.start()
+    worker.join()
+    torch.testing.assert_close(y, expected)
+
+
+def test_graphed_callable() -> None:
+    weight = torch.randn(4, 4, device=DEVICE)
+    call = torch.npu.make_graphed_callables(lambda x: x @ weight, (torch.zeros(2, 4, device=DEVICE),))
+    x = torch.randn(2, 4, device=DEVICE)
+    torch.testing.assert_close(call(x), x @ weight)
+
+
+def test_debug_dump_names_the_launches(tmp_path) -> None:
+    x = torch.ones(2, device=DEVICE)
+    graph, _ = captured(lambda: x.exp().sort())
+    graph.debug_dump(str(tmp_path / "graph.dot"))
+    text = (tmp_path / "graph.dot").read_text()
+    assert "aten::exp" in text
+    assert "aten::sort" in text

@@ -1,0 +1,155 @@
+"""The allocator counts exactly, runs out for real and recovers, and gives back what graphs and pools leave."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+DEVICE = "npu"
+MIB = 1 << 20
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_every_step_of_a_chain_is_counted() -> None:
+    base = torch.npu.memory_allocated()
+
+    def held() -> int:
+        return torch.npu.memory_allocated() - base
+
+    x = torch.randn(MIB, device=DEVICE)
+    assert held() == 4 * MIB
+    y = x * 2 + 1
+    assert held() == 8 * MIB
+    y = y.softmax(-1)
+    assert held() == 8 * MIB
+    z = y.to(torch.bfloat16)
+    assert held() == 10 * MIB
+    view = z.view(2, -1)[1]
+    assert held() == 10 * MIB
+    values, indices = x.sort()
+    assert held() == 22 * MIB
+    out = torch.empty(0, device=DEVICE)
+    torch.add(x, 1, out=out)
+    assert held() == 26 * MIB
+    del x, y, z, view, values, indices, out
+    assert held() == 0
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_temporaries_of_kernels_are_in_the_peak() -> None:
+    x = torch.randn(MIB, device=DEVICE)
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    x.sort()
+    assert torch.npu.max_memory_allocated() - before > 12 * MIB  # the results alone are 12 MiB
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_results_of_fallbacks_lie_on_the_device() -> None:
+    x = torch.randn(64, 64, device=DEVICE)
+    for op in (torch.exp, torch.cumsum, torch.median, torch.linalg.inv, torch.tril, torch.argsort, torch.nonzero):
+        arguments = (x, 1) if op in (torch.cumsum,) else (x,)
+        result = op(*arguments)
+        assert result.untyped_storage().device.type == "npu"
+
+
+def test_out_of_memory_is_an_error_that_the_process_survives() -> None:
+    total = torch.npu.mem_get_info()[1]
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate.*NPU_SIMULATOR_MEMORY"):
+        torch.empty(2 * total, dtype=torch.int8, device=DEVICE)
+    assert torch.ones(3, device=DEVICE).sum().item() == 3
+
+
+def test_out_of_memory_inside_a_fallback_is_the_same_error() -> None:
+    total = torch.npu.mem_get_info()[1]
+    base = torch.npu.memory_allocated()
+    torch.npu.set_per_process_memory_fraction((torch.npu.memory_reserved() + 64 * MIB) / total)
+    try:
+        x = torch.empty(40 * MIB, dtype=torch.int8, device=DEVICE)
+        with pytest.raises(torch.OutOfMemoryError):
+            x.to(torch.int32)
+        with pytest.raises(torch.OutOfMemoryError):
+            x.sort()
+        del x
+        assert torch.npu.memory_allocated() == base
+        assert torch.empty(40 * MIB, dtype=torch.int8, device=DEVICE).numel() == 40 * MIB
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+    stats = torch.npu.memory_stats()
+    assert stats["num_ooms"] >= 2
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_free_memory_between_live_blocks_can_be_used_as_a_whole() -> None:
+    total = torch.npu.mem_get_info()[1]
+    torch.npu.set_per_process_memory_fraction((torch.npu.memory_reserved() + 200 * MIB) / total)
+    try:
+        blocks = [torch.empty(10 * MIB, dtype=torch.int8, device=DEVICE) for _ in range(20)]
+        del blocks[::2]  # 100 MiB are free, in pieces of 10
+        assert torch.empty(100 * MIB, dtype=torch.int8, device=DEVICE).numel() == 100 * MIB
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_empty_cache_gives_memory_back() -> None:
+    reserved = torch.npu.memory_reserved()
+    free = torch.accelerator.get_memory_info()[0]
+    x = torch.empty(64 * MIB, dtype=torch.int8, device=DEVICE)
+    assert torch.accelerator.memory_reserved() >= reserved + 64 * MIB
+    del x
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved() <= reserved
+    assert torch.accelerator.get_memory_info()[0] >= free
+
+
+def test_pool_of_its_own_joins_the_common_one_at_its_end() -> None:
+    pool = torch.npu.MemPool()
+    with torch.npu.use_mem_pool(pool):
+        x = torch.ones(4 * MIB, device=DEVICE)
+    segments = [s for s in torch.npu.memory_snapshot() if s["segment_pool_id"] == pool.id]
+    assert sum(s["allocated_size"] for s in segments) == 16 * MIB
+    number = pool.id
+    del pool
+    gc.collect()
+    assert not [s for s in torch.npu.memory_snapshot() if s["segment_pool_id"] == number]
+    assert x.sum().item() == 4 * MIB
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(1, 6 * MIB), st.integers(0, 7)), min_size=1, max_size=60))
+def test_any_order_of_allocations_keeps_contents_and_counts(steps: list[tuple[int, int]]) -> None:
+    gc.collect()
+    base = torch.npu.memory_allocated()
+    live: dict[int, torch.Tensor] = {}
+    for number, (size, slot) in enumerate(steps):
+        live.pop(slot, None)
+        live[slot] = torch.full((size,), number % 100, dtype=torch.uint8, device=DEVICE)
+        live[slot][-1] = slot + 100
+    for number, (size, slot) in enumerate(steps):
+        tensor = live.get(slot)
+        if tensor is not None and all(later != slot for _, later in steps[number + 1 :]):
+            assert tensor.numel() == size
+            assert tensor[0].item() == (slot + 100 if size == 1 else number % 100)
+            assert tensor[-1].item() == slot + 100
+    requested = sum(tensor.numel() for tensor in live.values())
+    counted = torch.npu.memory_allocated() - base
+    assert requested <= counted <= requested * 1.125 + 512 * len(live)
+    live.clear()
+    del tensor
+    assert torch.npu.memory_allocated() == base
+
+
+def test_pinned_memory() -> None:
+    pinned = torch.ones(1000, pin_memory=True)
+    assert pinned.is_pinned()
+    assert pinned[10:].is_pinned()
+    assert torch.ones(10).pin_memory().is_pinned()
+    assert not torch.ones(10).is_pinned()
+    copied = pinned.to(DEVICE, non_blocking=True)
+    assert torch.equal(copied.cpu(), pinned)
+    torch.accelerator.empty_host_cache()

@@ -1,0 +1,149 @@
+"""The device in fresh, forked and spawned processes, and what the environment makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import RunPython
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("NPU_SIMULATOR_MEMORY", "abc", "e.g. 8GiB"),
+        ("NPU_SIMULATOR_DEVICES", "0", "whole number from 1 to 16"),
+        ("NPU_VISIBLE_DEVICES", "0,3", "below NPU_SIMULATOR_DEVICES"),
+        ("NPU_FALLBACK", "loud", "silent, warn or error"),
+    ],
+)
+def test_bad_value_is_an_error_at_first_use_and_never_of_import_torch(
+    run_python: RunPython, name: str, value: str, remedy: str
+) -> None:
+    done = run_python(
+        "import torch\n"
+        "torch.manual_seed(1)\n"
+        "print('imported', torch.npu.is_available())\n"
+        "try: torch.ones(1, device='npu')\n"
+        "except RuntimeError as error: print(error)\n",
+        **{name: value},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "imported False" in done.stdout
+    assert f"{name}='{value}' cannot be used" in done.stdout
+    assert remedy in done.stdout
+
+
+def test_several_devices_with_memory_of_their_own(run_python: RunPython) -> None:
+    done = run_python(
+        """
+import torch
+assert torch.npu.device_count() == 2
+assert torch.npu.mem_get_info(1)[1] == 1 << 29
+a = torch.ones(1 << 20, device="npu:1")
+assert (torch.npu.memory_allocated(0), torch.npu.memory_allocated(1)) == (0, 4 << 20)
+b = a.to("npu:0")
+assert b.device.index == 0 and torch.equal(a.cpu(), b.cpu()) and b.data_ptr() != a.data_ptr()
+assert (a + 1).device.index == 1
+with torch.npu.device(1):
+    assert torch.empty(1, device="npu").device.index == 1
+assert torch.npu.current_device() == 0
+try: a + b
+except RuntimeError as error: print(error)
+try: torch.ones(1, device="npu:2")
+except RuntimeError as error: print(error)
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph): c = a * 3
+a.fill_(2); graph.replay()
+assert c.device.index == 1 and c[0].item() == 6
+""",
+        NPU_SIMULATOR_DEVICES="3",
+        NPU_VISIBLE_DEVICES="2,0",
+        NPU_SIMULATOR_MEMORY="512MiB",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "at least two devices" in done.stdout
+    assert "invalid device ordinal 2" in done.stdout
+
+
+def test_out_of_memory_follows_the_setting(run_python: RunPython) -> None:
+    done = run_python(
+        """
+import torch
+x = torch.empty(40 << 20, dtype=torch.int8, device="npu")
+for attempt in (lambda: x.clone(), lambda: x.double(), lambda: torch.sort(x)):
+    try: attempt()
+    except torch.OutOfMemoryError as error: print("64.00 MiB" in str(error))
+y = torch.ones(1 << 20, dtype=torch.int8, device="npu")
+print(y.sum().item(), torch.npu.memory_allocated())
+""",
+        NPU_SIMULATOR_MEMORY="64MiB",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True", "True", str(1 << 20), str(41 << 20)]
+
+
+def test_no_device_is_visible(run_python: RunPython) -> None:
+    done = run_python("import torch; print(torch.npu.is_available(), torch.npu.device_count())", NPU_VISIBLE_DEVICES="")
+    assert done.stdout.split() == ["False", "0"]
+
+
+def test_fallback_report(run_python: RunPython) -> None:
+    program = (
+        "import torch\nx = torch.ones(3, device='npu')\n"
+        "try: (x.exp(), x.exp())\nexcept NotImplementedError as error: print(error)\n"
+    )
+    warned = run_python(program, NPU_FALLBACK="warn")
+    assert warned.stderr.count("aten::exp has no npu kernel") == 1
+    refused = run_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
+    assert "aten::exp" in refused.stdout
+    assert "NPU_FALLBACK=error" in refused.stdout
+
+
+def test_device_can_be_kept_out(run_python: RunPython) -> None:
+    done = run_python(
+        "import torch, npu_platform.torch_npu as t\n"
+        "print(hasattr(torch, 'npu'), torch.accelerator.current_accelerator(), t.inactive_reason())",
+        NPU_DEVICE="off",
+    )
+    assert done.stdout.strip() == "False None NPU_DEVICE=off"
+
+
+def test_import_of_torch_brings_up_no_device(run_python: RunPython) -> None:
+    done = run_python(
+        "import torch\ntorch.manual_seed(5)\nprint(torch.npu.is_initialized())\n"
+        "a = torch.randn(3, device='npu').cpu(); torch.manual_seed(5)\nprint(torch.equal(a, torch.randn(3)), torch.npu.is_initialized())"
+    )
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_forked_and_spawned_children(run_python: RunPython, tmp_path) -> None:
+    script = tmp_path / "children.py"
+    script.write_text(
+        """
+import os, sys
+import torch
+import torch.multiprocessing as mp
+
+def child(queue, given):
+    local = torch.ones(300_000, device="npu")
+    queue.put((local.sum().item(), given.sum().item() if given is not None else None))
+    queue.close(); queue.join_thread()
+
+if __name__ == "__main__":
+    x = torch.ones(1000, device="npu")
+    torch.npu.get_num_threads()
+    torch.zeros(1 << 24, dtype=torch.int8, device="npu").copy_(torch.ones(1 << 24, dtype=torch.int8))  # starts the pool
+    for method in ("fork", "spawn"):
+        context = mp.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue, x))
+        process.start()
+        print(method, *queue.get(timeout=120))
+        process.join()
+        assert process.exitcode == 0
+    assert x.sum().item() == 1000
+"""
+    )
+    done = run_python(f"import runpy, sys; sys.argv=[{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["fork", "300000.0", "1000.0", "spawn", "300000.0", "1000.0"]

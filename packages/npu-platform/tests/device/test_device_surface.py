@@ -1,0 +1,126 @@
+"""torch.npu offers what torch.cuda does; libraries of kernels reach the device through the launch table."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+DEVICE = "npu"
+
+NAMES = """
+    is_available device_count current_device set_device init is_initialized _is_in_bad_fork manual_seed manual_seed_all
+    seed seed_all initial_seed get_rng_state set_rng_state get_rng_state_all set_rng_state_all get_amp_supported_dtype
+    device Stream Event StreamContext stream current_stream default_stream set_stream synchronize get_device_name
+    get_device_properties get_device_capability mem_get_info memory_allocated memory_reserved max_memory_allocated
+    max_memory_reserved memory_stats reset_peak_memory_stats reset_accumulated_memory_stats empty_cache memory_snapshot
+    set_per_process_memory_fraction MemPool use_mem_pool graph graph_pool_handle make_graphed_callables
+    is_current_stream_capturing can_device_access_peer is_bf16_supported NPUGraph OutOfMemoryError ipc_collect
+    set_num_threads get_num_threads memory_summary
+""".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_is_there(name: str) -> None:
+    assert hasattr(torch.npu, name)
+
+
+def test_accelerator_means_npu() -> None:
+    assert torch.accelerator.current_accelerator() == torch.device("npu")
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.device_count() == torch.npu.device_count()
+    torch.accelerator.set_device_index(0)
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_host_cache()
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] == torch.npu.memory_allocated()
+    assert torch.accelerator.get_memory_info() == torch.npu.mem_get_info()
+
+
+def test_properties() -> None:
+    properties = torch.npu.get_device_properties("npu:0")
+    assert properties.name == torch.npu.get_device_name() == "Software NPU"
+    assert properties.total_memory == torch.npu.mem_get_info()[1]
+    assert torch.npu.is_initialized()
+
+
+def test_another_devices_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected an npu device, got cpu"):
+        torch.npu.memory_allocated("cpu")
+
+
+def test_random_state_comes_back() -> None:
+    state = torch.npu.get_rng_state()
+    first = torch.randn(4, device=DEVICE)
+    torch.npu.set_rng_state(state)
+    assert torch.equal(torch.randn(4, device=DEVICE), first)
+    generator = torch.Generator(device=DEVICE).manual_seed(11)
+    drawn = torch.rand(4, device=DEVICE, generator=generator)
+    assert torch.equal(drawn.cpu(), torch.rand(4, generator=torch.Generator().manual_seed(11)))
+    with torch.random.fork_rng(device_type="npu"):
+        torch.randn(1, device=DEVICE)
+
+
+def test_streams_are_current_where_they_were_made_so() -> None:
+    other = torch.npu.Stream()
+    default = torch.npu.default_stream()
+    assert torch.npu.current_stream() == default
+    with torch.npu.stream(other):
+        assert torch.npu.current_stream() == other
+        event = other.record_event()
+        default.wait_event(event)
+    assert torch.npu.current_stream() == default
+    assert isinstance(torch.npu.current_stream(), torch.npu.Stream)
+    other.synchronize()
+    assert other.query()
+
+
+@pytest.mark.parametrize(("count", "grain"), [(1, 1), (7, 100), (10_000, 1), (100_003, 64)])
+def test_parallel_loop_visits_each_index_once(count: int, grain: int) -> None:
+    from npu_platform import _C
+
+    before = torch.npu.get_num_threads()
+    try:
+        for threads in (1, 2, 4):
+            torch.npu.set_num_threads(threads)
+            for _ in range(20):
+                assert _C._visit_in_parallel(count, grain) == (1, 1)
+    finally:
+        torch.npu.set_num_threads(before)
+    with pytest.raises(RuntimeError, match="at least one thread"):
+        torch.npu.set_num_threads(0)
+
+
+RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+class LaunchTable(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("launch", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, RUN, ctypes.c_void_p, RUN)),
+        ("parallel_for", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, BODY, ctypes.c_void_p)),
+        ("num_threads", ctypes.CFUNCTYPE(ctypes.c_int)),
+        ("last_error", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+    )
+
+
+def test_launch_table_runs_records_and_destroys() -> None:
+    table = LaunchTable.from_address(torch.ops.npu.launch_table())
+    assert table.abi == 1
+    assert table.num_threads() == torch.npu.get_num_threads()
+    calls: list[str] = []
+    run = RUN(lambda _: calls.append("run"))
+    destroy = RUN(lambda _: calls.append("destroy"))
+    assert table.launch(0, b"mine", run, None, destroy) == 0
+    assert calls == ["run", "destroy"]
+    calls.clear()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        assert table.launch(0, b"mine", run, None, destroy) == 0
+    assert calls == ["run"]
+    graph.replay()
+    graph.replay()
+    assert calls == ["run"] * 3
+    graph.reset()
+    assert calls == ["run"] * 3 + ["destroy"]
