@@ -32,10 +32,12 @@ FAMILY = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 PYTHON_RANGE = ((3, 11), (3, 14))
 TORCH_SERIES = "2.13"
 
-_TIERS = {
-    "amx": {"amx_tile", "amx_bf16", "avx512f"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx2": {"avx2", "fma"},
+_SIBLINGS = ("NPU_ISA", "NPU_STATLOGGER_", "NPU_KVCONNECTOR_")  # variables that a sibling reads
+_INSTRUCTION_SETS = {
+    "AVX2": {"avx2", "fma"},
+    "AVX-512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "AVX-512-BF16": {"avx512_bf16"},
+    "AMX": {"amx_tile", "amx_bf16"},
 }
 
 
@@ -112,7 +114,7 @@ def _versions() -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     values = config.variables_set()
     for name, value in values.items():
-        known = not name.startswith("NPU_") or name == "NPU_ISA" or name in config.ENVIRONMENT
+        known = not name.startswith("NPU_") or name.startswith(_SIBLINGS) or name in config.ENVIRONMENT
         yield Finding(
             "environment", name, value if known else f"{value}; no variable of this family, so without effect"
         )
@@ -150,7 +152,7 @@ def _plugin(point: importlib.metadata.EntryPoint, allowed: list[str] | None) -> 
         point.load()
     except Exception as error:  # noqa: BLE001 vLLM skips a plugin that raises anything at import
         detail = f"plugin {point.name} ({origin}) cannot be imported: {type(error).__name__}: {error}"
-        return Finding("plugins", name, detail, False, "Reinstall that distribution, or leave it out of VLLM_PLUGINS.")
+        return Finding("plugins", name, detail, False, "If the message names no way out, reinstall that distribution.")
     return Finding("plugins", name, f"found, allowed, loaded ({origin})")
 
 
@@ -196,20 +198,12 @@ def _processor() -> Iterator[Finding]:
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.*)$", info, re.MULTILINE)
     present = set(flags.group(1).split()) if flags else set()
-    tier = next((name for name, needed in _TIERS.items() if needed <= present), "scalar")
     name = model.group(1) if model else platform.machine()
     yield Finding(section, "cpu", f"{name}, {len(os.sched_getaffinity(0))} cores for this process")
-    detail = {"amx": "AMX and AVX-512", "avx512": "AVX-512; no AMX, so prefill is slower"}.get(
-        tier, f"{tier}; no AVX-512 and no AMX, so decode and prefill are slower"
-    )
-    yield Finding(section, "tier", f"{detail} (NPU_ISA={tier})")
-    forced = config.variables_set().get("NPU_ISA")
-    tiers = (*_TIERS, "scalar")
-    if forced is not None and forced not in tiers[tiers.index(tier) :]:
-        detail = f"NPU_ISA={forced} is no tier that this processor has."
-        yield Finding(
-            section, "NPU_ISA", detail, False, f"Unset NPU_ISA, or set {', '.join(tiers[tiers.index(tier) :])}."
-        )
+    has = [name for name, needed in _INSTRUCTION_SETS.items() if needed <= present]
+    lacks = [name for name in _INSTRUCTION_SETS if name not in has]
+    detail = f"has {', '.join(has) or 'none of ours'}" + (f"; lacks {', '.join(lacks)}" if lacks else "")
+    yield Finding(section, "instructions", detail)
 
 
 def _devices() -> Iterator[Finding]:
@@ -243,13 +237,23 @@ def _devices() -> Iterator[Finding]:
 
 
 def _ops() -> Iterator[Finding]:
+    import torch
+
     from npu_platform import info
 
-    known = info.ops()
+    allowed = config.plugin_allow_list()
+    try:
+        known = info.ops() if allowed is None or "npu_ops" in allowed else []
+    except Exception as error:  # noqa: BLE001 the section "plugins" has named it as a problem
+        yield Finding("ops", "npu-ops", f"could not be loaded: {error}")
+        return
     if not known:
         yield Finding("ops", "npu-ops", "no ops registered: vLLM's plain-torch layers run, correct and slower")
+    elif hasattr(torch.ops.npu_ops, "_isa"):
+        isa, best = torch.ops.npu_ops._isa(), torch.ops.npu_ops._highest_isa()
+        yield Finding("ops", "kernels", f"{isa} (NPU_ISA; the best that this machine and this build have is {best})")
     for op in known:
-        yield Finding("ops", op.name, f"{op.npu} on npu", op.npu != "none", None)
+        yield Finding("ops", op.name, f"on npu: {op.npu}; on cpu: {op.cpu}")
 
 
 def _version(distribution: str) -> str | None:

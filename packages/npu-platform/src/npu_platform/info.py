@@ -71,9 +71,9 @@ def devices() -> Iterator[Device]:
 
 
 def ops() -> list[Op]:
-    """Return the ops that npu-ops registers, after loading its plugin as vLLM would; none when it is not installed."""
+    """Return the ops that npu-ops registers, after importing it; none when it is not installed."""
     for point in importlib.metadata.entry_points(group="vllm.general_plugins", name="npu_ops"):
-        point.load()()  # siblings meet through entry points, not imports
+        point.load()  # siblings meet through entry points, not imports
     return registered_ops()
 
 
@@ -81,7 +81,9 @@ def registered_ops() -> list[Op]:
     """Return the ops of ``torch.ops.npu_ops`` in this process as it is."""
     import torch
 
-    names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("npu_ops::"))
+    names = sorted(
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith("npu_ops::") and "::_" not in name
+    )
     return [Op(name, _implementation(name, "PrivateUse1"), _implementation(name, "CPU")) for name in names]
 
 
