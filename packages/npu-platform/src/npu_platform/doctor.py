@@ -6,8 +6,6 @@ It works without vLLM and without the siblings, and it looks where vLLM looks: e
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -132,8 +130,6 @@ def _plugins() -> Iterator[Finding]:
         yield Finding(section, "VLLM_PLUGINS", detail, False, f"Set VLLM_PLUGINS={','.join(everything)} or unset it.")
     else:
         yield Finding(section, "VLLM_PLUGINS", "unset: all are loaded" if allowed is None else ",".join(allowed))
-    with contextlib.suppress(ImportError):  # the versions say so
-        importlib.import_module("torch")  # first: it loads torch.backends itself, and not the other way round
     for group in GROUPS:
         for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):
             yield _plugin(point, allowed if group.startswith("vllm.") else None)
