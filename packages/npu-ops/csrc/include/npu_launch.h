@@ -1,12 +1,13 @@
-/* How kernels of one library run on a device that another library owns.
- *
- * The device library exports one table; its address is what `torch.ops.npu.launch_table()` returns.
- * This header is kept identical in npu-platform and npu-ops.
- */
+/* How a library of kernels reaches the npu device without linking to it: `torch.ops.npu.launch_table()` returns the address of
+   one npu_launch_table. Kept identical in npu-platform and npu-ops. */
 #ifndef NPU_LAUNCH_H
 #define NPU_LAUNCH_H
 
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define NPU_LAUNCH_ABI 1
 
@@ -17,10 +18,13 @@ typedef struct npu_launch_table {
      Returns 0, or a nonzero code; message in last_error(). */
   int (*launch)(int device, const char* name, void (*run)(void* closure), void* closure, void (*destroy)(void* closure));
   /* body(ctx, begin, end) over [begin, end) in dynamic chunks of at least grain, on the device's thread pool. */
-  void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end),
-                       void* ctx);
+  void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx);
   int (*num_threads)(void);
   const char* (*last_error)(void); /* of this thread */
 } npu_launch_table;
 
+#ifdef __cplusplus
+}
 #endif
+
+#endif /* NPU_LAUNCH_H */

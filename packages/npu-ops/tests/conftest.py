@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import npu_ops
+from npu_ops.config import ISAS
+
+_HIGHEST = npu_ops.native.highest_isa() if npu_ops.native.available() else None
+_ON_NPU = npu_ops.native.bind_device()
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Each instruction set in turn; those that the machine lacks are skipped."""
+    if _HIGHEST is None or ISAS.index(request.param) > ISAS.index(_HIGHEST):
+        pytest.skip(f"this machine goes up to {_HIGHEST}")
+    npu_ops.native.set_isa(request.param)
+    yield request.param
+    npu_ops.native.set_isa(_HIGHEST)
+
+
+@pytest.fixture(params=["cpu", "npu"])
+def device(request):
+    """Tensors of the CPU, and of the npu device where one is installed."""
+    if request.param == "npu" and not _ON_NPU:
+        pytest.skip("no npu device with a launch table")
+    return request.param
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def ops():
+    return torch.ops.npu_ops
+
+
+@pytest.fixture
+def close():
+    """Compare with a reference in float32: one unit in the last place of the result's dtype, and a little."""
+
+    def check(actual, expected, units=1.0, floor=1e-6):
+        eps = torch.finfo(actual.dtype).eps
+        actual, expected = actual.cpu().float(), expected.cpu().float()
+        assert actual.shape == expected.shape
+        allowed = units * eps * expected.abs() + max(floor, eps / 64)
+        excess = (actual - expected).abs() - allowed
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert not (excess > 0).any(), f"off by {excess.max():.3g} beyond the allowance"
+
+    return check

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npu_ops
+
+REFERENCE = npu_ops.definitions.attention
+
+
+class Batch:
+    """A mixed batch over a paged cache whose blocks lie in random order, NaN where nothing was written."""
+
+    def __init__(self, queries, lengths, heads=(4, 2), size=64, value_size=None, block_size=16, dtype=torch.float32):
+        value_size = value_size or size
+        blocks = -(-max([1, *lengths]) // block_size)
+        self.dtype = dtype
+        self.query = torch.randn(sum(queries), heads[0], size).to(dtype)
+        kv = torch.randn(len(queries) * blocks, heads[1], block_size, size + value_size).to(dtype)
+        self.table = torch.randperm(len(queries) * blocks).view(len(queries), blocks).int()
+        for r, length in enumerate(lengths):
+            for t in range(max(0, length), blocks * block_size):
+                kv[self.table[r, t // block_size], :, t % block_size] = float("nan")
+        self.key, self.value = kv[..., :size], kv[..., size:]
+        self.starts = torch.tensor([0, *queries]).cumsum(0).int()
+        self.lengths = torch.tensor(lengths, dtype=torch.int32)
+        self.value_size = value_size
+
+    def run(self, op, *options, device="cpu"):
+        """The op's output on `device`, rows that it leaves alone being 7."""
+        to = lambda x: x.to(device) if isinstance(x, torch.Tensor) else x  # noqa: E731
+        out = torch.full((*self.query.shape[:2], self.value_size), 7.0, dtype=self.dtype, device=device)
+        kv = [self.key, self.value] if device == "cpu" else [self.key.to(device), self.value.to(device)]
+        op(out, to(self.query), *kv, to(self.table), to(self.starts), to(self.lengths), *map(to, options))
+        return out.cpu()
+
+    def compare(self, options, device="cpu"):
+        actual = self.run(torch.ops.npu_ops.paged_attention, *options, device=device)
+        expected = self.run(REFERENCE.paged_attention.reference, *options)
+        check(actual, expected, self.dtype)
+
+
+def check(actual, expected, dtype):
+    assert not actual.isnan().any()
+    if not actual.numel():
+        return
+    allowed = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    assert (actual.float() - expected.float()).abs().max() <= allowed
+    if dtype is not torch.float32:
+        assert torch.nn.functional.cosine_similarity(actual.float(), expected.float(), dim=-1).min() > 0.9999
+
+
+def options(scale=0.125, *, causal=True, left=-1, right=-1, cap=0.0, slopes=None, sinks=None):
+    return scale, causal, left, right, cap, slopes, sinks
+
+
+MIXED = ([1, 1, 5, 40, 130, 1, 0, 3], [1, 300, 5, 100, 130, 33, 9, 700])
+
+
+@pytest.mark.parametrize("size", [8, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1), (6, 2)])
+def test_head_sizes_and_groups(isa, dtype, size, heads):
+    Batch([1, 20, 3], [50, 20, 40], heads, size, dtype=dtype).compare(options())
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16, 32, 100])
+def test_mixed_batch_in_blocks_of_any_size(isa, dtype, block_size):
+    Batch(*MIXED, block_size=block_size, dtype=dtype).compare(options())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        options(causal=False),
+        options(left=20),
+        options(left=0),
+        options(causal=False, left=9, right=4),
+        options(causal=False, right=0),
+        options(scale=1.0, cap=5.0),
+        options(slopes=torch.rand(4)),
+        options(sinks=torch.randn(4)),
+        options(left=33, cap=30.0, slopes=torch.rand(4), sinks=torch.randn(4).bfloat16()),
+    ],
+    ids=["full", "window", "self", "band", "right", "cap", "alibi", "sinks", "all"],
+)
+def test_options(isa, dtype, option):
+    Batch(*MIXED, dtype=dtype).compare(option)
+
+
+@pytest.mark.parametrize("heads", [(17, 1), (40, 1), (71, 1), (100, 1)])
+def test_more_grouped_heads_than_a_tile(isa, heads):
+    Batch([1, 4], [70, 30], heads, 32).compare(options())
+
+
+def test_values_of_another_size(isa, dtype):
+    Batch([1, 30], [90, 60], size=96, value_size=64, dtype=dtype).compare(options())
+
+
+def test_on_each_device(device, dtype):
+    Batch(*MIXED, dtype=dtype).compare(options(sinks=torch.randn(4)), device=device)
+
+
+def test_long_sequences_are_split_and_merged(isa):
+    Batch([1, 1], [5000, 260], (2, 1), 32).compare(options(sinks=torch.randn(2)))
+
+
+def test_padding_rows_are_left_alone(isa):
+    batch = Batch([1, 1, 1], [30, 0, -1])
+    out = batch.run(torch.ops.npu_ops.paged_attention, *options())
+    assert (out[1:] == 7).all()
+    assert (out[0] != 7).all()
+
+
+def test_query_that_sees_nothing_gives_zeros(isa):
+    batch = Batch([4], [4])
+    out = batch.run(torch.ops.npu_ops.paged_attention, *options(causal=True, right=-1, left=-1))
+    assert not out.isnan().any()
+    empty = Batch([3], [2])  # the first query sits at position -1
+    assert (empty.run(torch.ops.npu_ops.paged_attention, *options())[0] == 0).all()
+
+
+def test_flat_query_and_output(isa):
+    batch = Batch(*MIXED)
+    expected = batch.run(REFERENCE.paged_attention.reference, *options())
+    out = torch.zeros(batch.query.shape[0], 4 * 64)
+    tensors = (batch.query.flatten(1), batch.key, batch.value, batch.table, batch.starts, batch.lengths)
+    torch.ops.npu_ops.paged_attention(out, *tensors, *options())
+    check(out.unflatten(-1, (4, 64)), torch.where(expected == 7, 0.0, expected), torch.float32)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_varlen(isa, device, dtype, causal, heads):
+    lengths = [1, 40, 0, 130, 17]
+    tokens = sum(lengths)
+    q = torch.randn(tokens, heads[0], 80).to(dtype)
+    kv = torch.randn(tokens, 2 * heads[1], 80).to(dtype)
+    k, v = kv[:, : heads[1]], kv[:, heads[1] :]
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    option = options(causal=causal, left=50)
+    out, expected = torch.zeros_like(q, device=device), torch.zeros_like(q)
+    moved = [x.to(device) for x in (q, kv, starts)]
+    torch.ops.npu_ops.varlen_attention(
+        out, moved[0], moved[1][:, : heads[1]], moved[1][:, heads[1] :], moved[2], *option
+    )
+    REFERENCE.varlen_attention.reference(expected, q, k, v, starts, *option)
+    check(out.cpu(), expected, dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_block_table_and_lengths(data):
+    draw = data.draw
+    requests = draw(st.integers(1, 5))
+    queries = [draw(st.integers(0, 40)) for _ in range(requests)]
+    lengths = [q + draw(st.integers(0, 150)) for q in queries]
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    batch = Batch(queries, lengths, (kv_heads * group, kv_heads), 16, block_size=draw(st.integers(1, 40)))
+    batch.compare(options(causal=draw(st.booleans()), left=draw(st.integers(-1, 60)), right=draw(st.integers(-1, 20))))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda b: setattr(b, "lengths", b.lengths.long()), "int32"),
+        (lambda b: setattr(b, "key", b.key.bfloat16()), "dtype"),
+        (lambda b: setattr(b, "query", b.query[:, :3]), "divide"),
+        (lambda b: setattr(b, "table", b.table[:2]), "row for each"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, match):
+    batch = Batch([1, 1, 1], [5, 5, 5])
+    change(batch)
+    with pytest.raises(RuntimeError, match=match):
+        batch.run(torch.ops.npu_ops.paged_attention, *options())

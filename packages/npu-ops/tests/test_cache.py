@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def caches(blocks, heads, block_size, size, value_size, dtype=torch.float32, device="cpu"):
+    kv = torch.zeros(blocks, heads, block_size, size + value_size, dtype=dtype, device=device)
+    return kv[..., :size], kv[..., size:]
+
+
+@pytest.mark.parametrize(("block_size", "size", "value_size"), [(16, 64, 64), (7, 40, 24), (1, 8, 8), (128, 128, 128)])
+def test_writes_each_slot(ops, isa, device, dtype, block_size, size, value_size):
+    key, value = torch.randn(20, 3, size).to(dtype), torch.randn(20, 3, value_size).to(dtype)
+    k_cache, v_cache = caches(25, 3, block_size, size, value_size, dtype, device)
+    slots = torch.randperm(25 * block_size)[:20]
+    slots[4] = -1
+    ops.reshape_and_cache(key.to(device), value.to(device), k_cache, v_cache, slots.to(device))
+    written = torch.zeros(25, block_size, dtype=torch.bool)
+    for t, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            b, o = divmod(slot, block_size)
+            written[b, o] = True
+            assert torch.equal(k_cache[b, :, o].cpu(), key[t])
+            assert torch.equal(v_cache[b, :, o].cpu(), value[t])
+    assert not k_cache.cpu().transpose(1, 2)[~written].any()
+
+
+def test_only_as_many_keys_as_slots(ops, isa):
+    qkv = torch.randn(9, 6, 16)
+    k_cache, v_cache = caches(2, 2, 4, 16, 16)
+    ops.reshape_and_cache(qkv[:, 2:4], qkv[:, 4:], k_cache, v_cache, torch.tensor([5, 2]))
+    assert torch.equal(k_cache[1, :, 1], qkv[0, 2:4])
+    assert torch.equal(v_cache[0, :, 2], qkv[1, 4:])
+    assert k_cache.count_nonzero() == 2 * 2 * 16
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_slot_mapping_equals_the_reference(data):
+    import npu_ops
+
+    block_size, blocks = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 6))
+    slots = data.draw(st.lists(st.integers(0, block_size * blocks - 1), unique=True, max_size=12))
+    slots = [s if data.draw(st.booleans()) else -1 for s in slots]
+    key, value = torch.randn(len(slots), 2, 8), torch.randn(len(slots), 2, 8)
+    ours, theirs = caches(blocks, 2, block_size, 8, 8), caches(blocks, 2, block_size, 8, 8)
+    mapping = torch.tensor(slots, dtype=torch.int64)
+    torch.ops.npu_ops.reshape_and_cache(key, value, *ours, mapping)
+    npu_ops.definitions.cache.reshape_and_cache.reference(key, value, *theirs, mapping)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+
+
+def test_too_few_keys_are_refused(ops):
+    with pytest.raises(RuntimeError, match="slots"):
+        ops.reshape_and_cache(
+            torch.randn(2, 1, 8), torch.randn(2, 1, 8), *caches(2, 1, 4, 8, 8), torch.tensor([0, 1, 2])
+        )

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def expected(x, weight, eps, *, rounded=True):
+    x32 = x.float()
+    y = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return (y.to(weight.dtype) if rounded else y).float() * weight.float()
+
+
+@pytest.mark.parametrize("shape", [(1, 1024), (5, 100), (3, 7, 17), (64, 1), (0, 32)])
+def test_rms_norm_equals_the_formula(ops, isa, device, dtype, close, shape):
+    x, w = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    close(ops.rms_norm(x.to(device), w.to(device), 1e-5), expected(x, w, 1e-5), units=1.1)
+
+
+def test_rms_norm_takes_heads_out_of_a_packed_projection(ops, isa, dtype, close):
+    qkv, w = torch.randn(6, 10 * 32).to(dtype), torch.randn(32).to(dtype)
+    q = qkv[:, 32 : 5 * 32].unflatten(-1, (4, 32))
+    y = ops.rms_norm(q, w, 1e-6)
+    assert y.is_contiguous()
+    close(y, expected(q, w, 1e-6), units=1.1)
+
+
+def test_rms_norm_takes_any_strides(ops, isa, close):
+    x, w = torch.randn(3, 5, 7, 16).transpose(0, 2), torch.randn(16)
+    close(ops.rms_norm(x, w, 1e-6), expected(x, w, 1e-6))
+    close(ops.rms_norm(torch.randn(16, 3).t(), w, 1e-6), expected(torch.randn(0, 16), w, 1e-6).new_zeros(3, 16), floor=99)
+
+
+def test_float_weight_is_not_rounded_first(ops, isa, close):
+    x, w = torch.randn(4, 64).bfloat16(), torch.randn(64)
+    close(ops.rms_norm(x, w, 1e-6), expected(x, w, 1e-6, rounded=False))
+
+
+def test_gemma_adds_one_to_the_weight(ops, isa, device, dtype, close):
+    x, w = torch.randn(4, 72).to(dtype), torch.randn(72).to(dtype)
+    y = ops.gemma_rms_norm(x.to(device), w.to(device), 1e-6)
+    close(y, expected(x, w.float() + 1, 1e-6, rounded=False))
+
+
+@pytest.mark.parametrize("op", ["fused_add_rms_norm", "fused_add_gemma_rms_norm"])
+@pytest.mark.parametrize("shape", [(1, 1024), (5, 100), (2, 3, 40)])
+def test_fused_add_norms_the_unrounded_sum(ops, isa, device, dtype, close, op, shape):
+    x, residual, w = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    y, r = x.to(device, copy=True), residual.to(device, copy=True)
+    getattr(ops, op)(y, r, w.to(device), 1e-6)
+    total = x.float() + residual.float()
+    close(r, total.to(dtype), units=0)
+    gemma = "gemma" in op
+    close(y, expected(total, w.float() + 1 if gemma else w, 1e-6, rounded=not gemma), units=1.1)
+
+
+def test_fused_add_refuses_what_it_cannot_write_in_place(ops):
+    with pytest.raises(RuntimeError, match="contiguous"):
+        ops.fused_add_rms_norm(torch.randn(4, 8).t(), torch.randn(8, 4), torch.randn(4), 1e-6)
+
+
+def test_weight_of_another_width_is_refused(ops):
+    with pytest.raises(RuntimeError, match="weight must be contiguous"):
+        ops.rms_norm(torch.randn(4, 8), torch.randn(9), 1e-6)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import npu_ops
+from npu_ops.op import OPS
+
+CASES = {
+    "rms_norm": lambda: (torch.randn(3, 16), torch.randn(16), 1e-6),
+    "gemma_rms_norm": lambda: (torch.randn(3, 16), torch.randn(16), 1e-6),
+    "fused_add_rms_norm": lambda: (torch.randn(3, 16), torch.randn(3, 16), torch.randn(16), 1e-6),
+    "fused_add_gemma_rms_norm": lambda: (torch.randn(3, 16), torch.randn(3, 16), torch.randn(16), 1e-6),
+    "silu_and_mul": lambda: (torch.randn(3, 16),),
+    "gelu_and_mul": lambda: (torch.randn(3, 16), True),
+    "gelu": lambda: (torch.randn(3, 16), False),
+    "quick_gelu": lambda: (torch.randn(3, 16),),
+    "relu2": lambda: (torch.randn(3, 16),),
+    "linear": lambda: (torch.randn(3, 16), torch.randn(8, 16), None),
+    "embedding": lambda: (torch.tensor([1, 2]), torch.randn(9, 16)),
+    "argmax": lambda: (torch.randn(3, 50),),
+    "top_k_top_p": lambda: (torch.randn(3, 50), torch.tensor([3, 4, 5]), torch.tensor([0.5, 0.6, 0.7])),
+    "rotary_embedding": lambda: (torch.arange(3), torch.randn(3, 32), torch.randn(3, 16), 16, torch.randn(9, 16), True),
+    "multimodal_rotary_embedding": lambda: (
+        torch.randint(0, 9, (3, 3)),
+        torch.randn(3, 32),
+        None,
+        16,
+        torch.randn(9, 16),
+        True,
+        [4, 2, 2],
+        False,
+    ),
+    "reshape_and_cache": lambda: (
+        torch.randn(2, 1, 8),
+        torch.randn(2, 1, 8),
+        torch.zeros(3, 1, 4, 8),
+        torch.zeros(3, 1, 4, 8),
+        torch.tensor([5, 1]),
+    ),
+    "paged_attention": lambda: (
+        torch.zeros(2, 2, 8),
+        torch.randn(2, 2, 8),
+        torch.randn(3, 1, 4, 8),
+        torch.randn(3, 1, 4, 8),
+        torch.tensor([[0, 2]], dtype=torch.int32),
+        torch.tensor([0, 2], dtype=torch.int32),
+        torch.tensor([6], dtype=torch.int32),
+        0.3,
+        True,
+        -1,
+        -1,
+        0.0,
+        None,
+        None,
+    ),
+    "varlen_attention": lambda: (
+        torch.zeros(4, 2, 8),
+        torch.randn(4, 2, 8),
+        torch.randn(4, 1, 8),
+        torch.randn(4, 1, 8),
+        torch.tensor([0, 4], dtype=torch.int32),
+        0.3,
+        False,
+        -1,
+        -1,
+        0.0,
+        None,
+        None,
+    ),
+}
+
+
+def test_every_op_has_a_case():
+    assert set(CASES) == set(OPS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schema_and_meta_function_are_true(name):
+    opcheck(getattr(torch.ops.npu_ops, name).default, CASES[name](), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_equals_reference(name):
+    """Values and in-place effects, whatever the kernel is."""
+    args = CASES[name]()
+    copy = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
+    actual, expected = OPS[name](*args), OPS[name].reference(*copy)
+    torch.testing.assert_close((actual, args), (expected, copy), rtol=1e-5, atol=1e-5)
+
+
+def test_compiles_without_graph_breaks():
+    @torch.compile(fullgraph=True, backend="eager")
+    def block(x, weight, norm):
+        return torch.ops.npu_ops.silu_and_mul(torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None))
+
+    x, weight, norm = torch.randn(2, 16), torch.randn(32, 16), torch.ones(16)
+    expected = torch.ops.npu_ops.silu_and_mul(torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None))
+    torch.testing.assert_close(block(x, weight, norm), expected)
+
+
+def test_references_serve_without_the_native_library():
+    script = (
+        "import importlib.util, sys, torch\n"
+        "spec = importlib.util.find_spec('npu_ops')\n"
+        "package = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['npu_ops'] = package\n"
+        "import npu_ops.definitions\n"
+        "assert not hasattr(torch.ops.npu_ops, '_isa')\n"
+        "y = torch.ops.npu_ops.silu_and_mul(torch.ones(1, 4))\n"
+        "assert y.shape == (1, 2) and abs(y[0, 0].item() - 0.7310586) < 1e-6\n"
+        "m = torch.ops.npu_ops.rms_norm(torch.ones(2, 4, device='meta'), torch.ones(4, device='meta'), 1e-6)\n"
+        "assert m.shape == (2, 4)\n"
+        "print('served')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "served", run.stderr
+
+
+def test_a_kernel_of_ones_own_goes_on_top():
+    library = torch.library.Library("npu_ops", "IMPL")
+    library.impl("relu2", lambda x: x + 41, "CPU", allow_override=True)
+    try:
+        assert torch.ops.npu_ops.relu2(torch.ones(1)).item() == 42
+    finally:
+        library._destroy()
+    assert torch.ops.npu_ops.relu2(torch.full((1,), 3.0)).item() == 9
+    assert npu_ops.native.available()

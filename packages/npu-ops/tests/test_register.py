@@ -1,0 +1,133 @@
+"""Registration with vLLM, in a process of its own each time: vLLM's registries are global."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("vllm")
+
+PRELUDE = """
+import torch, npu_ops
+import vllm.platforms
+from vllm.platforms.interface import Platform, PlatformEnum
+class Ours(Platform):
+    _enum = PlatformEnum.OOT
+    device_name = device_type = "cpu"
+    dispatch_key = "CPU"
+    @classmethod
+    def import_kernels(cls): pass
+vllm.platforms._current_platform = Ours()
+from vllm.config import VllmConfig, CompilationConfig, set_current_vllm_config
+from vllm.model_executor.custom_op import op_registry_oot
+npu_ops.register(); npu_ops.register()
+config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+"""
+
+
+def run(code):
+    environment = {**os.environ, "VLLM_PLUGINS": "", "NPU_DEVICE": "off"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout.split()
+
+
+def test_does_nothing_on_a_platform_of_vllm():
+    code = """
+import npu_ops
+from vllm.model_executor.custom_op import op_registry_oot
+npu_ops.register()
+print(len(op_registry_oot))
+"""
+    assert run(code)[-1] == "0"
+
+
+def test_norms_activations_and_rotations_equal_vllms_own():
+    code = PRELUDE + """
+from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm
+from vllm.model_executor.layers.activation import SiluAndMul, GeluAndMul, NewGELU, FastGELU, QuickGELU, GELU
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm import ir
+torch.manual_seed(0)
+near = lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+with set_current_vllm_config(config), torch.inference_mode():
+    for layer in (RMSNorm(32), GemmaRMSNorm(32), RMSNorm(32, var_hidden_size=16), RMSNorm(32, has_weight=False)):
+        assert type(layer).__module__ == "npu_ops.layernorm"
+        x, r = torch.randn(3, 32), torch.randn(3, 32)
+        near(layer(x.clone()), layer.forward_native(x))
+        near(layer(x.clone(), r.clone()), layer.forward_native(x.clone(), r.clone()))
+    for layer in (SiluAndMul(), GeluAndMul("none"), GeluAndMul("tanh"), NewGELU(), FastGELU(), QuickGELU(), GELU()):
+        assert type(layer).__module__ == "npu_ops.activation"
+        x = torch.randn(3, 32)
+        near(layer(x), layer.forward_native(x))
+    for neox in (True, False):
+        rope = RotaryEmbedding(32, 16, 64, 10000, neox, torch.float32)
+        assert type(rope).__module__ == "npu_ops.rotary"
+        positions, q, k = torch.arange(5), torch.randn(5, 128), torch.randn(5, 64)
+        near(rope(positions, q.clone(), k.clone()), rope.forward_native(positions, q, k))
+        near(rope(positions, q.clone(), None), rope.forward_native(positions, q, None))
+    for interleaved in (False, True):
+        rope = MRotaryEmbedding(32, 32, 64, 10000, True, torch.float32, [6, 5, 5], interleaved)
+        for positions in (torch.arange(5), torch.randint(0, 60, (3, 5))):
+            near(rope(positions, q.clone(), k.clone()), rope.forward_native(positions, q, k))
+    provider = ir.ops.rms_norm.impls["npu_ops"]
+    x, w = torch.randn(3, 32), torch.randn(32)
+    near(provider.impl_fn(x, w, 1e-6), ir.ops.rms_norm.impls["native"].impl_fn(x, w, 1e-6))
+    fused = [ir.ops.fused_add_rms_norm.impls[n].impl_fn(x.clone(), x.clone(), w, 1e-6) for n in ("npu_ops", "native")]
+    near(*fused)
+print("equal")
+"""
+    assert run(code)[-1] == "equal"
+
+
+def test_linear_layers_swap_only_the_unquantized_method():
+    code = PRELUDE + """
+import os
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+import tempfile
+from vllm.model_executor.layers.linear import *
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+near = lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+with set_current_vllm_config(config), torch.inference_mode():
+    init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+    initialize_model_parallel()
+    layers = [
+        ReplicatedLinear(16, 24, bias=False), ColumnParallelLinear(16, 24, bias=True), MergedColumnParallelLinear(16, [24, 8]),
+        QKVParallelLinear(16, 8, 4, 2), RowParallelLinear(16, 24, bias=True),
+    ]
+    for layer in layers:
+        assert type(layer.quant_method).__name__ == "NpuLinearMethod", type(layer)
+        assert any(type(layer).__mro__[2] is base for base in (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear))
+        for p in layer.parameters(): p.data.normal_()
+        layer.quant_method.process_weights_after_loading(layer)
+        x = torch.randn(3, 16)
+        near(layer(x)[0], torch.nn.functional.linear(x, layer.weight.data, None if layer.bias is None else layer.bias.data))
+    layer = layers[0]
+    layer.weight.data.copy_(torch.ones_like(layer.weight.data))   # reload in place
+    near(layer(x)[0], x.sum(-1, keepdim=True).expand(-1, 24))
+    layer.weight.data = torch.zeros_like(layer.weight.data)       # reload into other memory
+    layer.quant_method.process_weights_after_loading(layer)
+    assert not layer(x)[0].any()
+    class Quantized(UnquantizedLinearMethod): pass
+    import npu_ops.linear
+    class Base:
+        def __init__(self): self.quant_method = Quantized()
+    class Layer(npu_ops.linear.NpuLinear, Base): pass
+    assert type(Layer().quant_method) is Quantized
+    embedding = VocabParallelEmbedding(70, 16)
+    head = ParallelLMHead(70, 16)
+    embedding.weight.data.normal_()
+    head = head.tie_weights(embedding)
+    ids = torch.tensor([3, 69])
+    near(embedding(ids), embedding.weight.data[ids])
+    near(head.quant_method.apply(head, x), x @ embedding.weight.data.t())
+    assert head.weight.data_ptr() == embedding.weight.data_ptr()
+print("swapped")
+"""
+    assert run(code)[-1] == "swapped"

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npu_ops
+
+INFINITY = float("inf")
+reference = npu_ops.definitions.sampling.top_k_top_p.reference
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 100), (1, 151936), (5, 32000)])
+def test_argmax(ops, isa, device, dtype, shape):
+    logits = torch.randn(shape).to(dtype)
+    best = logits.float().amax(-1, keepdim=True)
+    first = (logits.float() == best).int().argmax(-1)
+    assert torch.equal(ops.argmax(logits.to(device)).cpu(), first)
+
+
+@pytest.mark.parametrize("where", [0, 17, 4095, 4096, 9999])
+def test_first_of_equal_maxima_and_nan(ops, isa, dtype, where):
+    logits = torch.zeros(2, 10000, dtype=dtype)
+    logits[0, where:] = 5
+    logits[1, where] = float("nan")
+    logits[1, 3] = INFINITY
+    assert ops.argmax(logits).tolist() == [where, where]
+
+
+def test_all_minus_infinity_takes_the_first(ops, isa):
+    assert ops.argmax(torch.full((2, 5000), -INFINITY)).tolist() == [0, 0]
+
+
+def kept_mass_is_right(before, after, p):
+    """The kept set is a nucleus: dropping its least member would leave less than p, up to rounding."""
+    probs = before.double().softmax(-1)
+    kept = after > -INFINITY
+    mass = (probs * kept).sum(-1)
+    least = torch.where(kept, probs, 9.0).amin(-1)
+    assert (mass >= p - 1e-5).all()
+    assert (mass - least <= p + 1e-5).all()
+
+
+@pytest.mark.parametrize("width", [5, 100, 32000, 151936])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 20.0])
+def test_top_p_keeps_a_nucleus(ops, isa, device, width, rows, spread):
+    logits, p = torch.randn(rows, width) * spread, torch.rand(rows) * 0.9 + 0.05
+    out = logits.to(device, copy=True)
+    ops.top_k_top_p(out, None, p.to(device))
+    out = out.cpu()
+    kept = out > -INFINITY
+    assert torch.equal(out[kept], logits[kept])
+    kept_mass_is_right(logits, out, p)
+    # whatever stays is not below whatever goes
+    assert (torch.where(kept, logits, INFINITY).amin(-1) >= torch.where(kept, -INFINITY, logits).amax(-1)).all()
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("width", [5, 100, 32000])
+def test_top_k_is_exact(ops, isa, device, kind, width):
+    logits, k = torch.randn(6, width), torch.randint(1, width + 1, (6,)).to(kind)
+    k[0], k[1], k[2] = width, 1, 0
+    out, expected = logits.to(device, copy=True), logits.clone()
+    ops.top_k_top_p(out, k.to(device), None)
+    reference(expected, k, None)
+    assert torch.equal(out.cpu(), expected)
+
+
+def test_logits_equal_to_the_kth_stay(ops, isa):
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0, -1.0]])
+    ops.top_k_top_p(logits, torch.tensor([3]), None)
+    assert (logits > -INFINITY).tolist() == [[False, True, True, True, True, True, False, False]]
+
+
+def test_of_equals_at_the_edge_the_first_go(ops, isa):
+    logits = torch.zeros(1, 10)
+    ops.top_k_top_p(logits, None, torch.tensor([0.55]))
+    assert (logits[0] > -INFINITY).tolist() == [False] * 4 + [True] * 6
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3])
+def test_the_highest_logit_always_stays(ops, isa, p):
+    logits = torch.tensor([[0.0, 9.0, 1.0], [2.0, 2.0, 2.0]])
+    ops.top_k_top_p(logits, None, torch.tensor([p, 1e-9]))
+    assert (logits > -INFINITY).tolist() == [[False, True, False], [False, False, True]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_small_integers_equal_the_reference(data):
+    """Many ties; masses that do not meet the bound exactly."""
+    width = data.draw(st.integers(1, 40))
+    logits = torch.tensor([data.draw(st.lists(st.integers(-4, 4), min_size=width, max_size=width))]).float()
+    k = torch.tensor([data.draw(st.integers(0, width))])
+    p = torch.tensor([data.draw(st.floats(0.013, 0.987))])
+    expected, out = logits.clone(), logits.clone()
+    reference(expected, k, p)
+    torch.ops.npu_ops.top_k_top_p(out, k, p)
+    if not torch.equal(out, expected):  # a mass may lie within rounding of the bound
+        assert (out > -INFINITY).sum() - (expected > -INFINITY).sum() in (-1, 1)
+        probs = torch.where(expected > -INFINITY, logits, -INFINITY).double().softmax(-1)
+        assert abs(probs[out > -INFINITY].sum() - p.item()) < 1e-1
+
+
+def test_infinite_losers_and_no_masks(ops, isa):
+    logits = torch.tensor([[-INFINITY, 1.0, -INFINITY, 0.5]])
+    ops.top_k_top_p(logits, None, torch.tensor([0.99]))
+    assert logits.tolist() == [[-INFINITY, 1.0, -INFINITY, 0.5]]
+    ops.top_k_top_p(logits, None, None)
+    ops.top_k_top_p(logits, torch.tensor([4]), torch.tensor([1.0]))
+    assert logits.tolist() == [[-INFINITY, 1.0, -INFINITY, 0.5]]
