@@ -23,7 +23,7 @@ RIGHT_BY_DEFAULT = {
     "get_all_gpu_pci_bus_ids": "no PCI bus",
     "get_compile_backend": "simple_compile_backend",
     "get_cpu_architecture": "the host's",
-    "get_default_ir_op_priority": "native unless npu-ops registers a provider",
+    "import_ir_kernels": "vLLM's own providers; npu-ops adds its one as a general plugin",
     "get_device_capability": "None: checks for CUDA capabilities are skipped",
     "has_device_capability": "follows get_device_capability",
     "is_device_capability": "the same",

@@ -6,7 +6,7 @@ level (vllm.config imports ``current_platform``, so importing it here would be a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.logger import init_logger
@@ -17,6 +17,7 @@ from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.config.kernel import IrOpPriorityConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
@@ -33,7 +34,7 @@ class NPUPlatform(Platform):
     dist_backend = "npuccl"
     device_control_env_var = "NPU_VISIBLE_DEVICES"
     simple_compile_backend = "eager"
-    supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
 
     # --- the device -------------------------------------------------------------------------------------------
 
@@ -112,11 +113,6 @@ class NPUPlatform(Platform):
         """Import nothing: the kernels come with the device library and with npu-ops, not with vLLM."""
 
     @classmethod
-    def import_ir_kernels(cls) -> None:
-        """Import vLLM's own IR providers, and let npu-ops add its provider where it is installed."""
-        super().import_ir_kernels()
-
-    @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """Give every Triton kernel that the V1 runner launches a body in torch ops."""
         from npu_platform.sampling.triton_bodies import register_triton_bodies
@@ -134,6 +130,15 @@ class NPUPlatform(Platform):
         from npu_platform.graphs.defaults import apply_graph_defaults
 
         apply_graph_defaults(vllm_config)
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:
+        """Prefer npu-ops' provider of vLLM's IR ops where it has registered one."""
+        from vllm import ir
+        from vllm.config.kernel import IrOpPriorityConfig
+
+        ours = ["npu_ops"] if "npu_ops" in ir.ops.rms_norm.impls else []
+        return IrOpPriorityConfig.with_default([*ours, "native"])
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:

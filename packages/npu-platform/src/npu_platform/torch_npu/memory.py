@@ -104,7 +104,9 @@ def memory_summary(device: Device = None) -> str:
         "reserved": (memory_reserved(device), max_memory_reserved(device)),
     }
     lines = [f"npu:{index_of(device)}  total {total / 2**20:.1f} MiB, free {free / 2**20:.1f} MiB"]
-    lines += [f"{name:<10} {now / 2**20:10.1f} MiB now {peak / 2**20:10.1f} MiB peak" for name, (now, peak) in rows.items()]
+    lines += [
+        f"{name:<10} {now / 2**20:10.1f} MiB now {peak / 2**20:10.1f} MiB peak" for name, (now, peak) in rows.items()
+    ]
     return "\n".join(lines)
 
 
