@@ -137,8 +137,9 @@ class NPUPlatform(Platform):
         from vllm import ir
         from vllm.config.kernel import IrOpPriorityConfig
 
-        ours = ["npu_ops"] if "npu_ops" in ir.ops.rms_norm.impls else []
-        return IrOpPriorityConfig.with_default([*ours, "native"])
+        native = ["native"]
+        provided = {name: ["npu_ops", *native] for name in ir.ops.__all__ if "npu_ops" in getattr(ir.ops, name).impls}
+        return IrOpPriorityConfig.with_default(native, **provided)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
