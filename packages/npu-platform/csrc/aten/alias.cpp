@@ -107,7 +107,10 @@ at::Tensor make_view(c10::Storage storage, DispatchKeySet keys, const TensorImpl
 at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (impl->device_type() != kNpu) return tensor;
+  if (impl->device_type() != kNpu) {
+    if (impl->device_type() == c10::kCPU && impl->has_storage()) host_.push_back(storage_of(*impl));
+    return tensor;
+  }
   const c10::DeviceIndex index = impl->device().index();
   TORCH_CHECK(!device_ || *device_ == index,
               "Expected all tensors to be on the same device, but found at least two devices, npu:", int(*device_),
@@ -136,6 +139,7 @@ at::Tensor Aliases::to_npu(at::Tensor&& result) {
   for (const Entry& entry : entries_) {
     if (storage_of(*entry.alias) == storage_of(*impl)) return view_of(entry, *impl);
   }
+  if (std::find(host_.begin(), host_.end(), storage_of(*impl)) != host_.end()) return std::move(result);
   return adopt(std::move(result));
 }
 

@@ -24,7 +24,8 @@ class Aliases {
   ~Aliases();
 
   at::Tensor to_cpu(const at::Tensor& tensor);  // npu -> CPU alias; any other tensor as it is
-  at::Tensor to_npu(at::Tensor&& result);       // an argument's alias -> that argument; a view of one -> a view; else adopted
+  // An argument's alias -> that argument; a view of one -> a view; a CPU argument or a view of it -> as it is; else adopted.
+  at::Tensor to_npu(at::Tensor&& result);
   void write_back();                            // kernels may have resized what they write: sizes and memory move back
 
   // The index of the npu tensors seen so far; raises when they are of several devices.
@@ -43,6 +44,7 @@ class Aliases {
   void recycle(Entry& entry);
 
   c10::SmallVector<Entry, 8> entries_;
+  c10::SmallVector<const c10::StorageImpl*, 4> host_;  // of the CPU arguments
   std::optional<c10::DeviceIndex> device_;
 };
 
