@@ -1,0 +1,44 @@
+"""npu-statlogger in a real engine on npu: every request and every token is counted once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.environments import ROOT
+from tests.support.models import tiny_llama
+
+REQUESTS, TOKENS = 6, 9
+
+
+def test_every_request_and_token_is_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    command = [sys.executable, "-m", "tests.support.async_engine_run", str(tiny_llama(tmp_path / "model"))]
+    environ = {**os.environ, "NPU_STATLOGGER_PATH": str(path), "NPU_STATLOGGER_INTERVAL": "0.2"}
+    subprocess.run([*command, str(REQUESTS), str(TOKENS)], cwd=ROOT, env=environ, check=True, timeout=600)
+    summary = subprocess.run(
+        [str(Path(sys.prefix) / "bin" / "npu-stat"), "summary", str(path), "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    merged = json.loads(summary.stdout)
+    assert summary.stderr == ""
+    counters, distributions = merged["counters"], merged["distributions"]
+    assert counters["finished.length"] == REQUESTS
+    assert counters["tokens.generation"] == REQUESTS * TOKENS
+    assert counters["tokens.prompt"] == sum(range(1, REQUESTS + 1))
+    assert "records_failed" not in counters
+    assert "records_dropped" not in counters
+    assert distributions["ttft_seconds"]["count"] == REQUESTS
+    assert distributions["inter_token_seconds"]["count"] == REQUESTS * (TOKENS - 1)
+    assert distributions["e2e_seconds"]["count"] == REQUESTS
+    assert distributions["e2e_seconds"]["max"] >= distributions["ttft_seconds"]["max"]
+    assert distributions["generation_tokens"]["min"] == distributions["generation_tokens"]["max"] == TOKENS
+    assert 0 < distributions["kv_cache_usage"]["max"] < 1
+    assert distributions["running"]["max"] <= REQUESTS
+    assert merged["rates"]["generation_tokens_per_second"] > 0
