@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,8 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
     speculation = vllm_config.speculative_config
     if speculation is not None and speculation.method not in _SPECULATION:
         yield f"Speculation by {speculation.method!r} has no npu kernels yet: use {', '.join(_SPECULATION)} or none."
+    elif speculation is not None and importlib.util.find_spec("numba") is None:
+        yield "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
     offload = vllm_config.offload_config
     if offload is not None and getattr(offload.uva, "cpu_offload_gb", 0) > 0:
         yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
