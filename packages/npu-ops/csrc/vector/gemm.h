@@ -77,17 +77,20 @@ NPU_INLINE void pack_panel_transposed(float* panel, const Row& row, int64_t n, i
 
 // ---- sums of products along rows: out[r][m] = sum_k w[r][k] * x[m][k]; the rows w as stored, x packed once ----
 //
-// RowDot<T>::Packed  element of the packed x;  kStep  elements of a row read at a time
+// RowDot<T>: Packed, the element of the packed x; kStep, elements of a row read at a time, in kParts vectors; kLanes, elements of
+// the packed x that meet one vector.
 // bf16: two values share a 32-bit lane; a shift gives the even ones, a mask the odd ones as floats, and x is packed in that order.
 template <class T>
 struct RowDot {
   using Packed = float;
-  static constexpr int kStep = W;
-  struct Row {
-    F v;
-  };
-  static NPU_INLINE Row row(const T* w) { return {load(w)}; }
-  static NPU_INLINE F mac(F acc, Row w, const Packed* x) { return fma(w.v, load(x), acc); }
+  using Vector = F;
+  static constexpr int kStep = W, kParts = 1, kLanes = W;
+  template <int Part>
+  static NPU_INLINE Vector part(const T* w) {
+    return load(w);
+  }
+  static NPU_INLINE Vector packed(const Packed* x) { return load(x); }
+  static NPU_INLINE F mac(F acc, Vector w, Vector x) { return fma(w, x, acc); }
   static NPU_INLINE void pack(Packed* out, const T* x, int64_t n) { store(out, load_n(x, n)); }
 };
 
@@ -95,14 +98,14 @@ struct RowDot {
 template <>
 struct RowDot<bf16> {
   using Packed = bf16;
-  static constexpr int kStep = 2 * W;
-  struct Row {
-    __m512bh v;
-  };
-  static NPU_INLINE Row row(const bf16* w) { return {(__m512bh)_mm512_loadu_si512(w)}; }
-  static NPU_INLINE F mac(F acc, Row w, const Packed* x) {
-    return (F)_mm512_dpbf16_ps((__m512)acc, w.v, (__m512bh)_mm512_loadu_si512(x));
+  using Vector = __m512bh;
+  static constexpr int kStep = 2 * W, kParts = 1, kLanes = 2 * W;
+  template <int Part>
+  static NPU_INLINE Vector part(const bf16* w) {
+    return (__m512bh)_mm512_loadu_si512(w);
   }
+  static NPU_INLINE Vector packed(const Packed* x) { return (__m512bh)_mm512_loadu_si512(x); }
+  static NPU_INLINE F mac(F acc, Vector w, Vector x) { return (F)_mm512_dpbf16_ps((__m512)acc, w, x); }
   static NPU_INLINE void pack(Packed* out, const bf16* x, int64_t n) {
     for (int64_t i = 0; i < kStep; ++i) out[i] = i < n ? x[i] : bf16{0};
   }
@@ -111,21 +114,20 @@ struct RowDot<bf16> {
 template <>
 struct RowDot<bf16> {
   using Packed = float;
-  static constexpr int kStep = 2 * W;
-  struct Row {
-    F even, odd;
-  };
-  static NPU_INLINE Row row(const bf16* w) {
+  using Vector = F;
+  static constexpr int kStep = 2 * W, kParts = 2, kLanes = W;
+  template <int Part>
+  static NPU_INLINE Vector part(const bf16* w) {
     U u = load_raw<U>(w);
-    return {from_bits(u << 16), from_bits(u & 0xffff0000u)};
+    return from_bits(Part ? u & 0xffff0000u : u << 16);
   }
-  static NPU_INLINE F mac(F acc, Row w, const Packed* x) { return fma(w.odd, load(x + W), fma(w.even, load(x), acc)); }
+  static NPU_INLINE Vector packed(const Packed* x) { return load(x); }
+  static NPU_INLINE F mac(F acc, Vector w, Vector x) { return fma(w, x, acc); }
   static NPU_INLINE void pack(Packed* out, const bf16* x, int64_t n) {
     bf16 tmp[kStep] = {};
     for (int64_t i = 0; i < kStep && i < n; ++i) tmp[i] = x[i];
-    Row r = row(tmp);
-    store(out, r.even);
-    store(out + W, r.odd);
+    store(out, part<0>(tmp));
+    store(out + W, part<1>(tmp));
   }
 };
 #endif
@@ -141,31 +143,56 @@ inline void pack_row(typename RowDot<T>::Packed* out, const T* x, int64_t k) {
   for (int64_t j = 0; j < k; j += S) RowDot<T>::pack(out + j, x + j, k - j);
 }
 
-// R rows of w by M packed rows of x (ldx apart). `ahead`: distance in bytes of the prefetch, 0 for none.
+template <class T, int R, int M, int Part>
+NPU_INLINE void row_parts(F (&acc)[R][M], const T* const (&w)[R], int64_t j, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t ahead) {
+  using D = RowDot<T>;
+  if constexpr (Part < D::kParts) {
+    typename D::Vector v[M];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) v[m] = D::packed(x + m * ldx + Part * D::kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      if (Part == 0 && ahead) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + ahead, 0, 2);
+      typename D::Vector row = D::template part<Part>(w[r] + j);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) acc[r][m] = D::mac(acc[r][m], row, v[m]);
+    }
+    row_parts<T, R, M, Part + 1>(acc, w, j, x, ldx, ahead);
+  }
+}
+
+// Adds to acc the products of R rows of w, k elements from w[r] on, by M packed rows (ldx apart). What lies `ahead` bytes further is
+// fetched into L2 meanwhile (0: nothing).
 template <class T, int R, int M>
 NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx, int64_t k, int64_t ahead) {
-  using D = RowDot<T>;
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) acc[r][m] = F{};
+  constexpr int S = RowDot<T>::kStep;
   int64_t j = 0;
-  for (; j + D::kStep <= k; j += D::kStep) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      if (ahead) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + ahead);
-      typename D::Row row = D::row(w[r] + j);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) acc[r][m] = D::mac(acc[r][m], row, x + m * ldx + j);
-    }
+  if (ahead)
+    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, ahead);
+  else
+    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, 0);
+  if (j == k) return;
+  T tail[R][S] = {};
+  const T* rows[R];
+  for (int r = 0; r < R; ++r) {
+    for (int64_t i = 0; i < k - j; ++i) tail[r][i] = w[r][j + i];
+    rows[r] = tail[r];
   }
-  if (j < k)
-    for (int r = 0; r < R; ++r) {
-      T tmp[D::kStep] = {};
-      for (int64_t i = 0; i < k - j; ++i) tmp[i] = w[r][j + i];
-      typename D::Row row = D::row(tmp);
-      for (int m = 0; m < M; ++m) acc[r][m] = D::mac(acc[r][m], row, x + m * ldx + j);
-    }
+  row_parts<T, R, M, 0>(acc, rows, 0, x + j, ldx, 0);
+}
+
+// out[0..4) = the sums of four vectors
+NPU_INLINE void store_sums(float* out, F a, F b, F c, F d) {
+#if defined(__AVX512F__)
+  const auto half = [](F x) { return _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1)); };
+  __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(half(a), half(b)), _mm256_hadd_ps(half(c), half(d)));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+#elif defined(__AVX2__)
+  __m256 s = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a, (__m256)b), _mm256_hadd_ps((__m256)c, (__m256)d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+#else
+  out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+#endif
 }
 
 }  // namespace

@@ -47,8 +47,28 @@ NPU_INLINE V load_raw(const T* p) {
   return v;
 }
 
-// ---- conversions to float ----
-NPU_INLINE F widen_bf16(U16 h) { return from_bits(__builtin_convertvector(h, U) << 16); }
+// ---- conversions to float; GCC 12 makes poor code of its own vector conversions ----
+NPU_INLINE U widen(U16 h) {
+#if defined(__AVX512F__)
+  return (U)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__)
+  return (U)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  return __builtin_convertvector(h, U);
+#endif
+}
+// values below 2^16
+NPU_INLINE U16 narrow(U u) {
+#if defined(__AVX512F__)
+  return (U16)_mm512_cvtepi32_epi16((__m512i)u);
+#elif defined(__AVX2__)
+  return (U16)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)u), _mm256_extracti128_si256((__m256i)u, 1));
+#else
+  return __builtin_convertvector(u, U16);
+#endif
+}
+
+NPU_INLINE F widen_bf16(U16 h) { return from_bits(widen(h) << 16); }
 
 NPU_INLINE F widen_fp16(U16 h) {
 #if defined(__AVX512F__)
@@ -56,7 +76,7 @@ NPU_INLINE F widen_fp16(U16 h) {
 #elif defined(__F16C__)
   return (F)_mm256_cvtph_ps((__m128i)h);
 #else
-  U u = __builtin_convertvector(h, U);
+  U u = widen(h);
   U sign = (u & 0x8000u) << 16, rest = (u & 0x7fffu) << 13;
   F scaled = from_bits(rest) * set1(0x1p112f);  // exact, subnormals included
   U special = (U)(rest >= 0x0f800000u);         // infinity or NaN
@@ -77,7 +97,7 @@ NPU_INLINE U16 narrow_bf16(F x) {
   U rounded = u + 0x7fffu + ((u >> 16) & 1u);
   U nan = (U)(x != x);
   U r = ((nan & 0x7fc00000u) | (~nan & rounded)) >> 16;
-  return __builtin_convertvector(r, U16);
+  return narrow(r);
 #endif
 }
 
@@ -94,7 +114,7 @@ NPU_INLINE U16 narrow_fp16(F x) {
   U r = (is_sub & subnormal) | (~is_sub & normal);
   r = (is_big & 0x7c00u) | (~is_big & r);
   r = (is_nan & 0x7e00u) | (~is_nan & r);
-  return __builtin_convertvector(r | sign, U16);
+  return narrow(r | sign);
 #endif
 }
 
