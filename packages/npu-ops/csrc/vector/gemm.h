@@ -68,6 +68,14 @@ NPU_INLINE void pack_panel_transposed(float* panel, const Row& row, int64_t n, i
     for (int64_t j = 0; j < k; j += W) {
       const int64_t left = k - j;
       F r[W];
+      if (left >= W && n0 + W <= n) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) r[i] = load(p[i] + j);
+        transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) store(panel + (j + i) * kPanel + n0, r[i]);
+        continue;
+      }
       for (int i = 0; i < W; ++i) r[i] = n0 + i < n ? load_n(p[i] + j, left) : F{};
       transpose(r);
       for (int i = 0; i < W && i < left; ++i) store(panel + (j + i) * kPanel + n0, r[i]);

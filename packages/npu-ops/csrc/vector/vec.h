@@ -144,6 +144,26 @@ NPU_INLINE void store_n(T* p, F x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = tmp[i];
 }
 
+// The same for a whole vector: what for_vectors passes until the last.
+struct Whole {};
+template <class T>
+NPU_INLINE F load_n(const T* p, Whole) {
+  return load(p);
+}
+template <class T>
+NPU_INLINE void store_n(T* p, F x, Whole) {
+  store(p, x);
+}
+
+// fn(i, count) for i = 0, W, 2W, ... below n; count is Whole, or how many are left. The rest is kept out of the loop because its
+// calls of memcpy would cost the loop its registers.
+template <class Fn>
+NPU_INLINE void for_vectors(int64_t n, const Fn& fn) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) fn(i, Whole{});
+  if (i < n) fn(i, n - i);
+}
+
 // Value of x after a round trip through T.
 NPU_INLINE F rounded_to(F x, float*) { return x; }
 NPU_INLINE F rounded_to(F x, bf16*) { return widen_bf16(narrow_bf16(x)); }
