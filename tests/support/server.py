@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LONG", "Load", "metric", "serve_demo", "until"]
+__all__ = ["LONG", "PATIENCE", "Load", "metric", "serve_demo", "until"]
 
 READY_TIMEOUT = 300.0
+
+PATIENCE = 10.0
+"""Seconds without a token after which a client of :class:`Load` hangs up."""
 
 LONG: dict[str, Any] = {"prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 """A completion that takes seconds: nearly as many tokens as the demo model's context holds."""
@@ -87,7 +90,7 @@ class Load:
         url = f"{server.url}/v1/completions"
         with (
             contextlib.suppress(httpx.HTTPError),
-            httpx.stream("POST", url, json=body, timeout=120, trust_env=False) as answer,
+            httpx.stream("POST", url, json=body, timeout=PATIENCE, trust_env=False) as answer,
         ):
             for _ in answer.iter_lines():
                 self.received[client] += 1
