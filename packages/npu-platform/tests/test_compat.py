@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
+
 from npu_platform import compat
 
 

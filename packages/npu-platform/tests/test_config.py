@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from npu_platform import config
 from npu_platform.config import ENVIRONMENT, NPUConfig
 from npu_platform.errors import ConfigurationError

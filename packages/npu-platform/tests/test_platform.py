@@ -6,9 +6,10 @@ import inspect
 
 import pytest
 import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
 from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.platform import NPUPlatform
-from vllm.platforms.interface import Platform, PlatformEnum
 
 # Default value -> why it is right for npu.
 RIGHT_BY_DEFAULT = {

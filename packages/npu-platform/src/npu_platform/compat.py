@@ -44,7 +44,7 @@ def graph_capture_on_npu() -> Iterator[None]:
     """
     from vllm.v1.worker import gpu_model_runner
 
-    with mock.patch.object(gpu_model_runner, "graph_capture", lambda device: contextlib.nullcontext()):
+    with mock.patch.object(gpu_model_runner, "graph_capture", return_value=contextlib.nullcontext()):
         yield
 
 
@@ -57,7 +57,7 @@ def without_kernel_warmup() -> Iterator[None]:
     """
     from vllm.v1.worker import gpu_worker
 
-    with mock.patch.object(gpu_worker, "kernel_warmup", lambda worker: None):
+    with mock.patch.object(gpu_worker, "kernel_warmup", return_value=None):
         yield
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from npu_platform.attention import reference
 
 
-def attend_one_by_one(query, keys, values, scale, causal, left, right, cap, slopes, sinks):  # noqa: ANN001, ANN201
+def attend_one_by_one(query, keys, values, scale, causal, left, right, cap, slopes, sinks):
     """Attention of query [tokens, heads, dim] over keys [length, kv heads, dim], one score at a time, in float64."""
     tokens, heads, dim = query.shape
     length, kv_heads, _ = keys.shape
@@ -39,7 +40,7 @@ def attend_one_by_one(query, keys, values, scale, causal, left, right, cap, slop
 
 
 @st.composite
-def batches(draw):  # noqa: ANN001, ANN201
+def batches(draw):
     lengths = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4))
     return {
         "requests": [(new, old + new) for new, old in lengths],

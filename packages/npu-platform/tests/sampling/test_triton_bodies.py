@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.sampling import triton_bodies
 
@@ -56,7 +57,7 @@ def test_expand_repeats_and_replaces() -> None:
     assert output.tolist() == pytest.approx([0.5, 0.5, 1.0, 1.0, 1.0, 0.9])
 
 
-def reject_one_by_one(counts, accepted, if_accepted, if_rejected, bonus, chosen, width):  # noqa: ANN001, ANN201
+def reject_one_by_one(counts, accepted, if_accepted, if_rejected, bonus, chosen, width):
     """The kernels' loop: tokens up to and with the first rejection, the bonus token when there is none."""
     rows, start = [], 0
     for row, count in enumerate(counts):

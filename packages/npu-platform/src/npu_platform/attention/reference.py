@@ -5,6 +5,8 @@ Method: Vaswani et al. 2017; ALiBi: Press et al. 2022; soft cap: Gemma 2 report 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 
@@ -78,7 +80,7 @@ def varlen_attention(
 ) -> None:
     """Write into output the attention of each request's queries over its own keys, all [tokens, heads, dim]."""
     starts = query_start_loc.tolist()
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         if end <= start:
             continue
         length = end - start

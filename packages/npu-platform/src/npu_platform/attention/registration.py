@@ -31,7 +31,8 @@ def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
 
     register_attention_backend()
     if selected is not None and selected.name != BACKEND_NAME:
-        msg = f"attention backend {selected.name} does not run on npu: leave out --attention-backend or pass {BACKEND_NAME}."
+        remedy = f"leave out --attention-backend or pass {BACKEND_NAME}"
+        msg = f"attention backend {selected.name} does not run on npu: {remedy}."
         raise UnsupportedFeatureError(msg)
     reasons = NPUPagedBackend.validate_configuration(device_capability=None, **selector._asdict())
     if reasons:

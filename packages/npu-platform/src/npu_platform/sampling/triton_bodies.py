@@ -106,7 +106,7 @@ def rejection_random_sample(
     _refuse_synthetic(synthetic_mode)
     index = draft.long().clamp_min(0)[:, None]
     target = target_probs.gather(1, index)[:, 0]
-    proposal = torch.ones_like(target) if no_draft_probs else draft_probs.gather(1, index)[:, 0]
+    proposal = torch.ones_like(target) if draft_probs is None else draft_probs.gather(1, index)[:, 0]
     accepted = (draft >= 0) & (proposal > 0) & (target / proposal >= uniform)
     _write_accepted(output, cu_num_draft_tokens, accepted, draft, recovered, bonus, ~is_greedy)
 
@@ -124,7 +124,7 @@ def sample_recovered_tokens(
     use_fp64_gumbel: bool,
 ) -> None:
     """Draw for each draft the token that replaces it when it is rejected, from max(target - draft, 0)."""
-    if no_draft_probs:
+    if draft_probs is None:
         residual = target_probs.scatter(1, draft.long().clamp_min(0)[:, None], 0.0)
     else:
         residual = (target_probs - draft_probs).clamp_min(0)
