@@ -1,5 +1,6 @@
 #include "runtime/caching_allocator.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
@@ -480,12 +481,19 @@ void before_fork() {
   }
 }
 
-void after_fork() {
+void unlock_all() {
   for (auto& entry : allocators) {
     if (auto* allocator = entry.load()) allocator->mutex().unlock();
   }
   pool_users().mutex.unlock();
   creation.unlock();
+}
+
+// libgomp's threads do not survive a fork, and a parallel region of a CPU kernel would wait for them for ever: as in the
+// workers of a DataLoader, CPU kernels are serial in the child. The device's own pool starts again by itself.
+void after_fork_in_child() {
+  unlock_all();
+  at::set_num_threads(1);
 }
 
 }  // namespace
@@ -498,7 +506,7 @@ CachingAllocator& CachingAllocator::of(c10::DeviceIndex device) {
   std::lock_guard lock(creation);
   auto& entry = allocators[size_t(device)];
   if (!entry.load()) {
-    static const int forks = pthread_atfork(before_fork, after_fork, after_fork);
+    static const int forks = pthread_atfork(before_fork, unlock_all, after_fork_in_child);
     TORCH_CHECK(forks == 0, "npu: pthread_atfork failed");
     entry.store(new CachingAllocator(device), std::memory_order_release);
   }
