@@ -1,4 +1,4 @@
-"""The process group npuccl: every collective of npu tensors between two ranks, asynchronous ones and captured ones too."""
+"""The process group npuccl: every collective of npu tensors between two ranks, asynchronous and captured ones too."""
 
 from __future__ import annotations
 

@@ -93,25 +93,25 @@ def test_fallback_report(run_python: RunPython) -> None:
         "try: (x.exp(), x.exp())\nexcept NotImplementedError as error: print(error)\n"
     )
     warned = run_python(program, NPU_FALLBACK="warn")
-    assert warned.stderr.count("aten::exp has no npu kernel") == 1
+    assert warned.stderr.count("aten::exp.out has no npu kernel") == 1
     refused = run_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
-    assert "aten::exp" in refused.stdout
+    assert "aten::exp.out" in refused.stdout
     assert "NPU_FALLBACK=error" in refused.stdout
 
 
 def test_device_can_be_kept_out(run_python: RunPython) -> None:
     done = run_python(
-        "import torch, npu_platform.torch_npu as t\n"
-        "print(hasattr(torch, 'npu'), torch.accelerator.current_accelerator(), t.inactive_reason())",
+        "import torch, npu_platform.torch_npu as t\nprint(hasattr(torch, 'npu'), t.inactive_reason())",
         NPU_DEVICE="off",
     )
-    assert done.stdout.strip() == "False None NPU_DEVICE=off"
+    assert done.stdout.strip() == "False NPU_DEVICE=off"
 
 
 def test_import_of_torch_brings_up_no_device(run_python: RunPython) -> None:
     done = run_python(
         "import torch\ntorch.manual_seed(5)\nprint(torch.npu.is_initialized())\n"
-        "a = torch.randn(3, device='npu').cpu(); torch.manual_seed(5)\nprint(torch.equal(a, torch.randn(3)), torch.npu.is_initialized())"
+        "a = torch.randn(3, device='npu').cpu(); torch.manual_seed(5)\n"
+        "print(torch.equal(a, torch.randn(3)), torch.npu.is_initialized())"
     )
     assert done.stdout.split() == ["False", "True", "True"]
 
@@ -131,19 +131,20 @@ def child(queue, given):
 
 if __name__ == "__main__":
     x = torch.ones(1000, device="npu")
-    torch.npu.get_num_threads()
+    torch.ones(1 << 22) + 1  # starts OpenMP's threads
     torch.zeros(1 << 24, dtype=torch.int8, device="npu").copy_(torch.ones(1 << 24, dtype=torch.int8))  # starts the pool
     for method in ("fork", "spawn"):
         context = mp.get_context(method)
         queue = context.Queue()
         process = context.Process(target=child, args=(queue, x))
         process.start()
-        print(method, *queue.get(timeout=120))
+        print(method, *queue.get(timeout=60))
         process.join()
         assert process.exitcode == 0
     assert x.sum().item() == 1000
 """
     )
-    done = run_python(f"import runpy, sys; sys.argv=[{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')")
+    program = "import runpy, sys; sys.argv = [{0!r}]; runpy.run_path({0!r}, run_name='__main__')"
+    done = run_python(program.format(str(script)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["fork", "300000.0", "1000.0", "spawn", "300000.0", "1000.0"]

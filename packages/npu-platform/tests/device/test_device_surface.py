@@ -9,16 +9,62 @@ import torch
 
 DEVICE = "npu"
 
-NAMES = """
-    is_available device_count current_device set_device init is_initialized _is_in_bad_fork manual_seed manual_seed_all
-    seed seed_all initial_seed get_rng_state set_rng_state get_rng_state_all set_rng_state_all get_amp_supported_dtype
-    device Stream Event StreamContext stream current_stream default_stream set_stream synchronize get_device_name
-    get_device_properties get_device_capability mem_get_info memory_allocated memory_reserved max_memory_allocated
-    max_memory_reserved memory_stats reset_peak_memory_stats reset_accumulated_memory_stats empty_cache memory_snapshot
-    set_per_process_memory_fraction MemPool use_mem_pool graph graph_pool_handle make_graphed_callables
-    is_current_stream_capturing can_device_access_peer is_bf16_supported NPUGraph OutOfMemoryError ipc_collect
-    set_num_threads get_num_threads memory_summary
-""".split()
+NAMES = [
+    "is_available",
+    "device_count",
+    "current_device",
+    "set_device",
+    "init",
+    "is_initialized",
+    "_is_in_bad_fork",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "initial_seed",
+    "get_rng_state",
+    "set_rng_state",
+    "get_rng_state_all",
+    "set_rng_state_all",
+    "get_amp_supported_dtype",
+    "device",
+    "Stream",
+    "Event",
+    "StreamContext",
+    "stream",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "synchronize",
+    "get_device_name",
+    "get_device_properties",
+    "get_device_capability",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_stats",
+    "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats",
+    "empty_cache",
+    "memory_snapshot",
+    "set_per_process_memory_fraction",
+    "MemPool",
+    "use_mem_pool",
+    "graph",
+    "graph_pool_handle",
+    "make_graphed_callables",
+    "is_current_stream_capturing",
+    "can_device_access_peer",
+    "is_bf16_supported",
+    "NPUGraph",
+    "OutOfMemoryError",
+    "ipc_collect",
+    "set_num_threads",
+    "get_num_threads",
+    "memory_summary",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,7 @@ def register_backend() -> None:
 def _create(
     store: torch.distributed.Store, rank: int, size: int, timeout: timedelta
 ) -> torch._C._distributed_c10d.Backend:
-    from npu_platform import _C  # noqa: PLC0415
+    from npu_platform import _C
 
     host = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
     return _C.make_process_group(host)

@@ -1,4 +1,4 @@
-"""Owns how the device enters PyTorch: whether it may, loading the library, the name ``npu``, the module ``torch.npu``."""
+"""Owns how the device enters PyTorch: whether it may, the library, the name ``npu``, the module ``torch.npu``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _other_accelerator() -> str | None:
 
 def _define_vllm_ops() -> None:
     """Define ``torch.ops._C.weak_ref_tensor`` unless vLLM has a native library, which defines it itself when loaded."""
-    from npu_platform import _C  # noqa: PLC0415
+    from npu_platform import _C
 
     vllm = importlib.machinery.PathFinder.find_spec("vllm")
     folders = [] if vllm is None else [Path(folder) for folder in vllm.submodule_search_locations or ()]

@@ -1,7 +1,8 @@
-"""Owns how npu tensors travel between processes: by value, through a CPU tensor in shared memory."""
+"""Owns how npu tensors travel between processes: by value, through shared memory or with a new process."""
 
 from __future__ import annotations
 
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,14 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if tensor.device.type != "npu":
         return torch.multiprocessing.reductions.reduce_tensor(tensor)
     if tensor.requires_grad and not tensor.is_leaf:
-        msg = "an npu tensor that is not a leaf cannot be sent to another process: its graph stays here; send tensor.detach()"
+        msg = "an npu tensor with a graph behind it cannot be sent to another process; send tensor.detach()"
         raise RuntimeError(msg)
-    return _rebuild, (tensor.detach().cpu().share_memory_(), tensor.device.index, tensor.requires_grad)
+    host = tensor.detach().cpu()
+    if get_spawning_popen() is not None:
+        # An argument of a spawned process is read after this function: a descriptor of `host` would be closed by then.
+        content = host.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _rebuild_from_bytes, (content, host.dtype, host.shape, tensor.device.index, tensor.requires_grad)
+    return _rebuild, (host.share_memory_(), tensor.device.index, tensor.requires_grad)
 
 
 def _reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -37,6 +43,13 @@ def _reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Callable[..., Any]
 
 def _rebuild(shared: Tensor, index: int, requires_grad: bool) -> Tensor:
     return shared.to(torch.device("npu", index)).requires_grad_(requires_grad)
+
+
+def _rebuild_from_bytes(
+    content: bytes, dtype: torch.dtype, shape: torch.Size, index: int, requires_grad: bool
+) -> Tensor:
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return _rebuild(flat.reshape(shape), index, requires_grad)
 
 
 def _rebuild_parameter(data: Tensor, requires_grad: bool) -> torch.nn.Parameter:
