@@ -27,7 +27,9 @@ def test_rms_norm_takes_heads_out_of_a_packed_projection(ops, isa, dtype, close)
 def test_rms_norm_takes_any_strides(ops, isa, close):
     x, w = torch.randn(3, 5, 7, 16).transpose(0, 2), torch.randn(16)
     close(ops.rms_norm(x, w, 1e-6), expected(x, w, 1e-6))
-    close(ops.rms_norm(torch.randn(16, 3).t(), w, 1e-6), expected(torch.randn(0, 16), w, 1e-6).new_zeros(3, 16), floor=99)
+    close(
+        ops.rms_norm(torch.randn(16, 3).t(), w, 1e-6), expected(torch.randn(0, 16), w, 1e-6).new_zeros(3, 16), floor=99
+    )
 
 
 def test_float_weight_is_not_rounded_first(ops, isa, close):

@@ -96,10 +96,14 @@ def test_kernel_equals_reference(name):
 def test_compiles_without_graph_breaks():
     @torch.compile(fullgraph=True, backend="eager")
     def block(x, weight, norm):
-        return torch.ops.npu_ops.silu_and_mul(torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None))
+        return torch.ops.npu_ops.silu_and_mul(
+            torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None)
+        )
 
     x, weight, norm = torch.randn(2, 16), torch.randn(32, 16), torch.ones(16)
-    expected = torch.ops.npu_ops.silu_and_mul(torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None))
+    expected = torch.ops.npu_ops.silu_and_mul(
+        torch.ops.npu_ops.linear(torch.ops.npu_ops.rms_norm(x, norm, 1e-6), weight, None)
+    )
     torch.testing.assert_close(block(x, weight, norm), expected)
 
 

@@ -46,7 +46,9 @@ print(len(op_registry_oot))
 
 
 def test_norms_activations_and_rotations_equal_vllms_own():
-    code = PRELUDE + """
+    code = (
+        PRELUDE
+        + """
 from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm
 from vllm.model_executor.layers.activation import SiluAndMul, GeluAndMul, NewGELU, FastGELU, QuickGELU, GELU
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -81,11 +83,14 @@ with set_current_vllm_config(config), torch.inference_mode():
     near(*fused)
 print("equal")
 """
+    )
     assert run(code)[-1] == "equal"
 
 
 def test_linear_layers_swap_only_the_unquantized_method():
-    code = PRELUDE + """
+    code = (
+        PRELUDE
+        + """
 import os
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -130,4 +135,5 @@ with set_current_vllm_config(config), torch.inference_mode():
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
 print("swapped")
 """
+    )
     assert run(code)[-1] == "swapped"

@@ -7,8 +7,8 @@ from torch import Tensor
 from vllm.model_executor.layers.activation import (
     GELU,
     FastGELU,
-    GELUTanh,
     GeluAndMul,
+    GELUTanh,
     NewGELU,
     QuickGELU,
     ReLUSquaredActivation,

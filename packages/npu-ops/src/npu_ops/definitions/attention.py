@@ -79,7 +79,9 @@ def varlen_attention(
         end = min(end, q.shape[0])
         if end > start:
             mask = _visible(end - start, end - start, causal, window_left, window_right, q.device)
-            out[start:end] = _attend(q[start:end], key[start:end], value[start:end], scale, mask, soft_cap, alibi_slopes, sinks)
+            out[start:end] = _attend(
+                q[start:end], key[start:end], value[start:end], scale, mask, soft_cap, alibi_slopes, sinks
+            )
 
 
 def _heads(x: Tensor, size: int) -> Tensor:
@@ -117,7 +119,9 @@ def _attend(
         logits = soft_cap * torch.tanh(logits / soft_cap)
     if alibi_slopes is not None:
         queries, keys = mask.shape
-        distance = torch.arange(keys, device=q.device)[None] - torch.arange(keys - queries, keys, device=q.device)[:, None]
+        distance = (
+            torch.arange(keys, device=q.device)[None] - torch.arange(keys - queries, keys, device=q.device)[:, None]
+        )
         logits = logits + alibi_slopes.float()[:, None, None] * distance
     logits = logits.masked_fill(~mask, float("-inf"))
     if sinks is not None:
