@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 PLAIN = {
-    "gelu-erf": (lambda o, x: o.gelu(x, False), lambda x: F.gelu(x)),
+    "gelu-erf": (lambda o, x: o.gelu(x, False), F.gelu),
     "gelu-tanh": (lambda o, x: o.gelu(x, True), lambda x: F.gelu(x, approximate="tanh")),
     "quick": (lambda o, x: o.quick_gelu(x), lambda x: x * torch.sigmoid(1.702 * x)),
     "relu2": (lambda o, x: o.relu2(x), lambda x: F.relu(x).square()),

@@ -24,6 +24,7 @@ class OpsConfig:
         """Read NPU_ISA; raises ConfigError when it names no instruction set."""
         isa = os.environ.get("NPU_ISA") or None
         if isa is not None and isa not in ISAS:
-            msg = f"NPU_ISA must be one of {', '.join(ISAS)}, got {isa!r}: correct it, or unset it for the best of the machine."
+            names = ", ".join(ISAS)
+            msg = f"NPU_ISA must be one of {names}, got {isa!r}: correct it, or unset it for the best of the machine."
             raise ConfigError(msg)
         return cls(isa)

@@ -1,6 +1,7 @@
 """Gives vLLM's unquantized linear layers the kernel.
 
-vLLM hard-wires UnquantizedLinearMethod, so the layer classes are replaced, and swap that method, and only that one, for ours.
+vLLM hard-wires UnquantizedLinearMethod, so the layer classes are replaced, and swap that method, and only that one,
+for ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def plain(parameter: Tensor) -> Tensor:
 
 def plain_weight(layer: nn.Module) -> Tensor:
     """`plain(layer.weight)`, remembered for as long as the layer has the same parameter with the same memory."""
-    weight = layer.weight
+    weight: Tensor = layer.weight  # type: ignore[assignment] # nn.Module says Tensor or Module
     memo = layer.__dict__.get("_npu_ops_weight")
     if memo is not None and memo[0] is weight:
         return memo[1]

@@ -58,7 +58,8 @@ def highest_isa() -> str:
 def set_isa(name: str) -> None:
     """Use the kernels of instruction set `name` from now on; raises ConfigError when the machine does not have it."""
     if not torch.ops.npu_ops._set_isa(name):
-        msg = f"instruction set {name!r} is not available: this machine goes up to {highest_isa()!r}, choose that or a lower one."
+        highest = highest_isa()
+        msg = f"instruction set {name!r} is not available: this machine goes up to {highest!r}, choose one up to that."
         raise ConfigError(msg)
 
 

@@ -1,7 +1,8 @@
 """Gives vLLM's rotary embeddings the kernels: one class of ours for each class of vLLM that a text model instantiates.
 
-Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie 4.5's, Bailing's and
-the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody can replace it.
+Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie 4.5's,
+Bailing's and the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody
+can replace it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Rotated = tuple[Tensor, Tensor | None]
 
 
 def _takes(layer: RotaryEmbeddingBase, positions: Tensor, *rotated: Tensor | None) -> bool:
-    """Whether the kernel has what this call needs: dense rows of at most three dimensions on the device of the cache."""
+    """Whether the kernel has what this call needs: dense rows of at most three dimensions on the cache's device."""
     if positions.dtype != torch.int64 or layer.cos_sin_cache.shape[-1] != layer.rotary_dim:
         return False
     tokens = positions.shape[-1]

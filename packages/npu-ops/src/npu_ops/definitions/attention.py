@@ -1,9 +1,12 @@
 """Attention over a paged cache or over plain keys.
 
-Both ops write `output`. The references are plain loops in float32: what the kernels must equal, not what anybody should run.
+Both ops write `output`. The references are plain loops in float32: what the kernels must equal, not what anybody
+should run.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -13,8 +16,8 @@ from npu_ops.op import define
 
 @define(
     "paged_attention(Tensor(a!) output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
-    "Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, int window_left, int window_right, float soft_cap, "
-    "Tensor? alibi_slopes, Tensor? sinks) -> ()"
+    "Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, int window_left, int window_right, "
+    "float soft_cap, Tensor? alibi_slopes, Tensor? sinks) -> ()"
 )
 def paged_attention(
     output: Tensor,
@@ -34,11 +37,12 @@ def paged_attention(
 ) -> None:
     """Decode, chunked prefill and mixed batches in one op.
 
-    output, query: [T, Hq, D(v)] or [T, Hq * D(v)]; caches: [blocks, Hkv, N, D(v)], by strides; block_table: int32 [R, M];
-    query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at position
-    seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not visible. soft_cap: 0, or
-    cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks: [Hq], a logit that only enters the sum.
-    Requests with seq_len <= 0 or without queries leave their rows as they are; a query that sees no key gives zeros.
+    output, query: [T, Hq, D(v)] or [T, Hq * D(v)]; caches: [blocks, Hkv, N, D(v)], by strides; block_table: int32 [R,
+    M]; query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at
+    position seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not
+    visible. soft_cap: 0, or cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks:
+    [Hq], a logit that only enters the sum. Requests with seq_len <= 0 or without queries leave their rows as they are;
+    a query that sees no key gives zeros.
     """
     out, q = _heads(output, value_cache.shape[3]), _heads(query, key_cache.shape[3])
     block_size = key_cache.shape[2]
@@ -72,11 +76,14 @@ def varlen_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Attention of each sequence to itself, without a cache (encoders). key, value: [T, Hkv, D(v)]; the rest as paged_attention."""
+    """Attention of each sequence to itself, without a cache (encoders).
+
+    key, value: [T, Hkv, D(v)]; the rest as paged_attention.
+    """
     out, q = _heads(output, value.shape[2]), _heads(query, key.shape[2])
     starts = query_start_loc.tolist()
-    for start, end in zip(starts, starts[1:], strict=False):
-        end = min(end, q.shape[0])
+    for start, stop in itertools.pairwise(starts):
+        end = min(stop, q.shape[0])
         if end > start:
             mask = _visible(end - start, end - start, causal, window_left, window_right, q.device)
             out[start:end] = _attend(

@@ -20,7 +20,10 @@ def _empty_like_contiguous(x: Tensor, *_: object) -> Tensor:
 
 @define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _empty_like_contiguous)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the last dimension. x: [..., H], weight: [H], of one or of different float dtypes. Returns x's shape, contiguous."""
+    """RMS norm over the last dimension.
+
+    x: [..., H], weight: [H], of one or of different float dtypes. Returns x's shape, contiguous.
+    """
     return _normed(x.float(), weight, eps, x.dtype).contiguous()
 
 
