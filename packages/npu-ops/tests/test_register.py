@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Registration with vLLM, in a process of its own each time: vLLM's registries are global."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Custom ops for vLLM on any device called npu: `torch.ops.npu_ops.*` on CPU and npu tensors, references elsewhere.
 
 Importing this package defines the ops and loads the native kernels; it needs torch only. `register()` is the entry
-point by which vLLM learns of them.
+point by
+which vLLM learns of them.
 """
 
 from __future__ import annotations

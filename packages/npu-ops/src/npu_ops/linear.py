@@ -29,7 +29,7 @@ def plain(parameter: Tensor) -> Tensor:
 
 def plain_weight(layer: nn.Module) -> Tensor:
     """`plain(layer.weight)`, remembered for as long as the layer has the same parameter with the same memory."""
-    weight: Tensor = layer.weight  # type: ignore[assignment] # nn.Module says Tensor or Module
+    weight: Tensor = layer.weight  # type: ignore[assignment]
     memo = layer.__dict__.get("_npu_ops_weight")
     if memo is not None and memo[0] is weight:
         return memo[1]

@@ -58,8 +58,10 @@ def highest_isa() -> str:
 def set_isa(name: str) -> None:
     """Use the kernels of instruction set `name` from now on; raises ConfigError when the machine does not have it."""
     if not torch.ops.npu_ops._set_isa(name):
-        highest = highest_isa()
-        msg = f"instruction set {name!r} is not available: this machine goes up to {highest!r}, choose one up to that."
+        best = highest_isa()
+        msg = (
+            f"instruction set {name!r} is not available: this machine goes up to {best!r}, choose that or a lower one."
+        )
         raise ConfigError(msg)
 
 

@@ -1,7 +1,8 @@
 """Owns how an op is defined once: schema, reference, meta function; torch then offers it as `torch.ops.npu_ops.<name>`.
 
-The reference is registered for every device (CompositeExplicitAutograd). Native kernels, registered by the library for
-CPU and npu, take precedence there; a kernel of one's own goes on top by `torch.library.impl("npu_ops::<name>",
+The reference is registered for every device (CompositeExplicitAutograd). Native kernels, registered by the library
+for CPU
+and npu, take precedence there; a kernel of one's own goes on top by `torch.library.impl("npu_ops::<name>",
 "PrivateUse1")`.
 """
 

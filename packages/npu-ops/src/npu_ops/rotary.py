@@ -1,8 +1,9 @@
 """Gives vLLM's rotary embeddings the kernels: one class of ours for each class of vLLM that a text model instantiates.
 
-Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie 4.5's,
-Bailing's and the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody
-can replace it.
+Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie
+4.5's, Bailing's and
+the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody can replace
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Rotated = tuple[Tensor, Tensor | None]
 
 
 def _takes(layer: RotaryEmbeddingBase, positions: Tensor, *rotated: Tensor | None) -> bool:
-    """Whether the kernel has what this call needs: dense rows of at most three dimensions on the cache's device."""
+    """Whether the kernel has what this call needs: dense rows, two or three dimensions, the cache's device."""
     if positions.dtype != torch.int64 or layer.cos_sin_cache.shape[-1] != layer.rotary_dim:
         return False
     tokens = positions.shape[-1]
@@ -46,7 +47,12 @@ def _takes(layer: RotaryEmbeddingBase, positions: Tensor, *rotated: Tensor | Non
 class PlainRotary:
     """Mixin: one position a token."""
 
-    def forward_oot(self: RotaryEmbeddingBase, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Rotated:  # type: ignore[misc]
+    def forward_oot(
+        self: RotaryEmbeddingBase,  # type: ignore[misc]
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor | None = None,
+    ) -> Rotated:
         """positions: int64 [T]; query, key: [T, heads * head_size] or 3-D, rotated in place and returned."""
         if positions.dim() != 1 or not _takes(self, positions, query, key):
             return self.forward_native(positions, query, key)

@@ -33,7 +33,7 @@ def gelu_and_mul(x: Tensor, tanh: bool) -> Tensor:
 
 @define("gelu(Tensor x, bool tanh) -> Tensor", _same)
 def gelu(x: Tensor, tanh: bool) -> Tensor:
-    """Gaussian error linear unit, by erf or by its tanh approximation (arXiv 1606.08415)."""
+    """Gelu of x, by erf or by its tanh approximation (arXiv 1606.08415)."""
     return F.gelu(x, approximate="tanh" if tanh else "none").contiguous()
 
 

@@ -6,7 +6,7 @@ should run.
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,12 +37,14 @@ def paged_attention(
 ) -> None:
     """Decode, chunked prefill and mixed batches in one op.
 
-    output, query: [T, Hq, D(v)] or [T, Hq * D(v)]; caches: [blocks, Hkv, N, D(v)], by strides; block_table: int32 [R,
-    M]; query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at
-    position seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not
-    visible. soft_cap: 0, or cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks:
-    [Hq], a logit that only enters the sum. Requests with seq_len <= 0 or without queries leave their rows as they are;
-    a query that sees no key gives zeros.
+    output, query: [T, Hq, D(v)] or [T, Hq * D(v)]; caches: [blocks, Hkv, N, D(v)], by strides; block_table: int32
+    [R, M];
+    query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at position
+    seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not visible.
+    soft_cap: 0, or
+    cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks: [Hq], a logit that only
+    enters the sum.
+    Requests with seq_len <= 0 or without queries leave their rows as they are; a query that sees no key gives zeros.
     """
     out, q = _heads(output, value_cache.shape[3]), _heads(query, key_cache.shape[3])
     block_size = key_cache.shape[2]
@@ -82,8 +84,8 @@ def varlen_attention(
     """
     out, q = _heads(output, value.shape[2]), _heads(query, key.shape[2])
     starts = query_start_loc.tolist()
-    for start, stop in itertools.pairwise(starts):
-        end = min(stop, q.shape[0])
+    for start, next_start in pairwise(starts):
+        end = min(next_start, q.shape[0])
         if end > start:
             mask = _visible(end - start, end - start, causal, window_left, window_right, q.device)
             out[start:end] = _attend(

@@ -15,7 +15,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     """Store one key and value a slot.
 
     key, value: [T, Hkv, D(v)]; caches: [blocks, Hkv, N, D(v)], strided views of one buffer are fine; slot_mapping:
-    int64 [<= T], block * N + offset, negative: skip.
+    int64
+    [<= T], block * N + offset, negative: skip.
     """
     valid = slot_mapping >= 0
     slots = slot_mapping[valid]

@@ -16,7 +16,7 @@ def _shape(ids: Tensor, weight: Tensor) -> Tensor:
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """ids: int [...], weight: [V, H]. Returns [..., H].
 
-    An index outside the table raises in the reference; the native kernels, which may be replayed from a graph, give a
-    row of NaN.
+    An index outside the table raises in the reference; the native kernels, which may be replayed from a graph, give
+    a row of NaN.
     """
     return F.embedding(ids, weight)

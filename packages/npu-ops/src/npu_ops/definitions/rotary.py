@@ -9,10 +9,7 @@ from npu_ops.op import define
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) -> None:
-    """Rotate the first channels of each head of x in place.
-
-    x: [tokens, heads * head_size] or [tokens, heads, head_size]; cos, sin: [tokens, half] float32.
-    """
+    """Rotate each head of x [tokens, heads * head_size] (or 3-D) in place; cos, sin: [tokens, half] float32."""
     heads = x if x.dim() == 3 else x.unflatten(-1, (-1, head_size))
     cos, sin, half = cos[:, None], sin[:, None], cos.shape[-1]
     part = heads[..., : 2 * half]
@@ -33,8 +30,10 @@ def rotary_embedding(
     """Rotate query and key in place.
 
     positions: int64 [T]; query, key: [T, heads * head_size] or [T, heads, head_size]; cos_sin_cache: [positions,
-    rotary_dim], cosines then sines, of any float dtype; rotary_dim <= head_size, the rest of a head passes. is_neox:
-    pairs are (i, i + half), else (2i, 2i + 1).
+    rotary_dim],
+    cosines then sines, of any float dtype; rotary_dim <= head_size, the rest of a head passes. is_neox: pairs are
+    (i, i + half),
+    else (2i, 2i + 1).
     """
     cos, sin = cos_sin_cache.index_select(0, positions.flatten()).float().chunk(2, dim=-1)
     _rotate(query, cos, sin, head_size, is_neox)
@@ -59,7 +58,8 @@ def multimodal_rotary_embedding(
     """As rotary_embedding, with three positions a token (MRoPE, arXiv 2409.12191).
 
     positions: int64 [3, T] (time, height, width); sections: how many channels follow each, one after the other, or,
-    interleaved, channel 3i + 1 the height and 3i + 2 the width as far as their sections go.
+    interleaved,
+    channel 3i + 1 the height and 3i + 2 the width as far as their sections go.
     """
     cos, sin = cos_sin_cache[positions].float().chunk(2, dim=-1)
     rows = _section_rows(cos.shape[-1], sections, interleaved, cos.device)

@@ -26,8 +26,9 @@ def top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> None:
     """Set what lies outside the k highest and outside the nucleus of mass p to -inf, in place.
 
     logits: float32 [B, V]; k: int32 or int64 [B], 0 or V: all; p: float32 [B] in (0, 1]. The top-k mask comes first.
-    Logits equal to the k-th stay. The nucleus keeps the highest logit, and of equals at its edge the last ones
-    (Holtzman et al. 2020, arXiv 1904.09751; ties as vLLM's stable ascending sort leaves them).
+    Logits equal to
+    the k-th stay. The nucleus keeps the highest logit, and of equals at its edge the last ones (Holtzman et al. 2020,
+    arXiv 1904.09751; ties as vLLM's stable ascending sort leaves them).
     """
     ordered, index = logits.sort(dim=-1, stable=True)
     width = logits.shape[-1]
