@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Registration with vLLM, in a process of its own each time: vLLM's registries are global."""
 
 from __future__ import annotations
