@@ -93,11 +93,12 @@ def test_vllm_plugins_without_the_platform_is_explained() -> None:
 
 def test_a_second_platform_plugin(tmp_path: Path) -> None:
     add_distribution(tmp_path, "other-platform", "1.0", **OTHER_PLATFORM)
-    problem = only(problems(PYTHONPATH=str(tmp_path)))
+    # Plugins that import vLLM cannot be loaded either then, so there are more findings; one of them is the cause.
+    (problem,) = [problem for problem in problems(PYTHONPATH=str(tmp_path)) if problem["section"] == "platform"]
     assert "other from other-platform" in problem["detail"]
-    assert problem["section"] == "platform"
+    assert problem["remedy"]
     result = WORKSPACE.run(CURRENT_PLATFORM, check=False, PYTHONPATH=str(tmp_path))
-    assert len(sentences(result, "Only one platform plugin can be activated")) == 1
+    assert "Only one platform plugin can be activated" in result.stderr.splitlines()[-1]
     # One of the ways out that the doctor names.
     result = WORKSPACE.run(CURRENT_PLATFORM, PYTHONPATH=str(tmp_path), VLLM_PLUGINS=ALL_PLUGINS)
     assert "platform NPUPlatform" in result.stdout
