@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 USE_ALONE = {
     "npu-platform": "import torch; assert torch.ones(2, device='npu').sum().item() == 2",
-    "npu-ops": "import torch, npu_ops; npu_ops.register(); print(torch.ops.npu_ops.silu_and_mul(torch.ones(2, 4)))",
+    "npu-ops": "import torch, npu_ops; print(torch.ops.npu_ops.silu_and_mul(torch.ones(2, 4)))",
     "npu-kvconnector": "import npu_kvconnector; from npu_kvconnector import cli; print(npu_kvconnector.__name__)",
     "npu-statlogger": "from npu_statlogger.sketch import Sketch; s = Sketch(); s.add([1.0]); print(s.quantile(0.5))",
 }
