@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.utils import request_memory
 
 from npu_platform import compat
-from npu_platform.config import NPUConfig
+from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.info import registered_ops
 
@@ -121,8 +121,10 @@ class NPUWorker(Worker):
             raise ConfigurationError(msg)
 
     def _num_threads(self) -> int:
-        """Return the threads of this rank: the setting, or its even share of the cores that the process may use."""
+        """Return the threads of this rank: the setting, the variable, or its even share of the process's cores."""
         if self.npu_config.num_threads is not None:
             return self.npu_config.num_threads
+        if "NPU_NUM_THREADS" in variables_set():
+            return torch.npu.get_num_threads()
         ranks = self.parallel_config.world_size * max(1, self.parallel_config.data_parallel_size_local)
         return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
