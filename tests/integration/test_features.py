@@ -2,79 +2,119 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import transformers
 
 from tests.support import models
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Case -> engine arguments and what the refusal must say.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "expert-parallel": ({"model": "mixture", "enable_expert_parallel": True}, "leave out --enable-expert-parallel"),
+    "context-parallel": (
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 4},
+        "context-parallel-size at 1",
+    ),
+    "unknown-setting": ({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
+    "compilation": ({"compilation_config": {"mode": 3}}, "leave out the mode"),
+    "weight-offload": ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
+    "quantisation": ({"quantization": "fp8"}, "no kernels for fp8"),
+    "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
+    "mixture-of-experts": ({"model": "mixture"}, "Mixture-of-experts models have no npu kernels yet"),
+}
+REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {
+    "attention-backend": ({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
+    "cache-dtype": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
+}
+CONFIGURE = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+said = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    try:
+        EngineArgs(**arguments).create_engine_config()
+        said[name] = "accepted"
+    except Exception as error:
+        said[name] = str(error)
+print("SAID " + json.dumps(said))
+"""
+START = """
+import json, sys
+from vllm import LLM
+LLM(**json.loads(sys.argv[1]))
+"""
+
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.tiny_llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=1)
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = models.tiny_llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=1)
+    return {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "max_model_len": 64,
+        "kv_cache_memory_bytes": 1 << 24,
+    }
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import transformers
+def refusals(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case says, asked in one process."""
+    mixture = mixture_of_experts(tmp_path_factory.mktemp("mixture"))
+    cases = {name: base | arguments for name, (arguments, _) in REFUSED.items()}
+    for arguments in cases.values():
+        if arguments["model"] == "mixture":
+            arguments["model"] = str(mixture)
+    cases["accepted"] = base
+    done = run(CONFIGURE, cases)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
+    assert line is not None, done.stderr[-3000:]
+    return json.loads(line.removeprefix("SAID "))
 
-    folder = tmp_path_factory.mktemp("mixture")
-    transformers.Qwen3MoeConfig(
-        num_hidden_layers=1, num_experts=4, architectures=["Qwen3MoeForCausalLM"]
-    ).save_pretrained(folder)
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, refusals: dict[str, str]) -> None:
+    assert re.search(REFUSED[name][1], refusals[name]), refusals[name]
+
+
+def test_what_the_device_can_do_is_accepted(refusals: dict[str, str]) -> None:
+    assert refusals["accepted"] == "accepted"
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_THE_LAYER)
+def test_refused_when_the_model_is_built(name: str, base: dict[str, Any]) -> None:
+    arguments, sentence = REFUSED_BY_THE_LAYER[name]
+    done = run(START, base | arguments)
+    assert done.returncode != 0, "the engine started"
+    assert re.search(sentence, done.stdout + done.stderr), done.stderr[-3000:]
+
+
+def test_the_v2_runner_is_refused(base: dict[str, Any]) -> None:
+    done = run(CONFIGURE, {"v2": base}, VLLM_USE_V2_MODEL_RUNNER="1")
+    assert "unset VLLM_USE_V2_MODEL_RUNNER" in done.stdout or "Model Runner V2 requires Triton" in done.stdout
+
+
+def mixture_of_experts(folder: Path) -> Path:
+    config = transformers.Qwen3MoeConfig(num_hidden_layers=1, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
+    config.save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"enable_expert_parallel": True}, "leave out --enable-expert-parallel"),
-        ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "context-parallel-size at 1"),
-        ({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
-        ({"compilation_config": {"mode": 3}}, "leave out -O"),
-        ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
-        ({"quantization": "fp8"}, "no kernels for fp8"),
-        ({"enable_sleep_mode": True}, "[Ss]leep mode"),
-        ({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_refused(arguments: dict[str, object], sentence: str, llama: Path) -> None:
-    said = start(str(llama), arguments)
-
-    assert re.search(sentence, said), said[-3000:]
-
-
-def test_mixture_of_experts_is_refused(mixture: Path) -> None:
-    assert "Mixture-of-experts models have no npu kernels yet" in start(str(mixture), {})
-
-
-def test_the_v2_runner_is_refused(llama: Path) -> None:
-    said = start(str(llama), {}, "import os; os.environ['VLLM_USE_V2_MODEL_RUNNER'] = '1'")
-    assert "unset VLLM_USE_V2_MODEL_RUNNER" in said or "Model Runner V2 requires Triton" in said
-
-
-def start(model: str, arguments: dict[str, object], before: str = "") -> str:
-    """Start an engine that must fail; return what it said."""
-    code = f"""{before}
-from vllm import LLM
-LLM(model={model!r}, skip_tokenizer_init=True, max_model_len=64, kv_cache_memory_bytes=1 << 24, **{arguments!r})
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "1GiB"},
+def run(code: str, argument: dict[str, Any], **environ: str) -> subprocess.CompletedProcess[str]:
+    settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "1GiB"}
+    return subprocess.run(
+        [sys.executable, "-c", code, json.dumps(argument)],
+        env={**os.environ, **settings, **environ},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode != 0, "the engine started"
-    return done.stdout + done.stderr

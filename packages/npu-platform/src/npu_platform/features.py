@@ -74,6 +74,5 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
     if vllm_envs.VLLM_BATCH_INVARIANT:
         yield "Batch-invariant kernels are not there yet on npu: unset VLLM_BATCH_INVARIANT."
-    mode = vllm_config.compilation_config.mode
-    if mode is not None and mode != 0 and vllm_config.compilation_config.backend == "inductor":
-        yield "Compilation by Inductor is not there on npu: leave out -O and --compilation-config mode."
+    if vllm_config.compilation_config.mode:
+        yield "Compilation is not there on npu, and nothing waits for it: leave out the mode in --compilation-config."
