@@ -56,8 +56,10 @@ def unit(session: nox.Session, package: str) -> None:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Test the four packages together, in process."""
+    """Test the four packages together, and npu-ops' kernels on the npu device."""
     run_tests(session, "integration")
+    if not session.posargs:
+        in_workspace(session, "pytest", "packages/npu-ops/tests", "-k", "npu and not register", "--no-header", "-q")
 
 
 @nox.session

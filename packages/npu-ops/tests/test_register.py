@@ -103,15 +103,16 @@ with set_current_vllm_config(config), torch.inference_mode():
     init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
     initialize_model_parallel()
     layers = [
-        ReplicatedLinear(16, 24, bias=False), ColumnParallelLinear(16, 24, bias=True), MergedColumnParallelLinear(16,
-        [24, 8]), QKVParallelLinear(16, 8, 4, 2), RowParallelLinear(16, 24, bias=True),
+        ReplicatedLinear(16, 24, bias=False), ColumnParallelLinear(16, 24, bias=True), MergedColumnParallelLinear(16, [24, 8]),
+        QKVParallelLinear(16, 8, 4, 2), RowParallelLinear(16, 24, bias=True),
     ]
     for layer in layers:
-        assert type(layer.quant_method).__name__ == "NpuLinearMethod", type(layer) assert any(type(layer).__mro__[2] is
-        base for base in (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear,
-        RowParallelLinear)) for p in layer.parameters(): p.data.normal_()
-        layer.quant_method.process_weights_after_loading(layer) x = torch.randn(3, 16) near(layer(x)[0],
-        torch.nn.functional.linear(x, layer.weight.data, None if layer.bias is None else layer.bias.data))
+        assert type(layer.quant_method).__name__ == "NpuLinearMethod", type(layer)
+        assert any(type(layer).__mro__[2] is base for base in (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear))
+        for p in layer.parameters(): p.data.normal_()
+        layer.quant_method.process_weights_after_loading(layer)
+        x = torch.randn(3, 16)
+        near(layer(x)[0], torch.nn.functional.linear(x, layer.weight.data, None if layer.bias is None else layer.bias.data))
     layer = layers[0]
     layer.weight.data.copy_(torch.ones_like(layer.weight.data))   # reload in place
     near(layer(x)[0], x.sum(-1, keepdim=True).expand(-1, 24))

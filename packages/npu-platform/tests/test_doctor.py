@@ -48,10 +48,9 @@ def test_healthy_environment_has_no_problem() -> None:
         ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin", "Unset"),
         ({"NPU_DEVICE": "off"}, "NPU_DEVICE=off switches the npu platform off", "Unset NPU_DEVICE"),
         ({"NPU_DEVICE": "gpu"}, "NPU_DEVICE must be one of auto, simulator, off, not 'gpu'", "Set NPU_DEVICE"),
-        ({"NPU_ISA": "neon"}, "NPU_ISA must be one of", "unset it"),
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other leaves out npu", "Set VLLM_PLUGINS=other,npu"),
     ],
-    ids=["target device", "off", "unknown device", "isa", "plugins"],
+    ids=["target device", "off", "unknown device", "plugins"],
 )
 def test_one_wrong_variable_is_one_sentence_with_its_remedy(
     environment: dict[str, str], sentence: str, remedy: str

@@ -55,7 +55,7 @@ class Decision:
 
 @functools.cache
 def decide() -> Decision:
-    """Decide once per process, in the order of the steps below; the first step that says no gives the reason."""
+    """Decide once per process, in the order of the steps below; the first one that says no ends it."""
     steps: tuple[Callable[[], Check], ...] = (
         _check_choice,
         _check_vllm,
@@ -63,11 +63,13 @@ def decide() -> Decision:
         _check_other_accelerators,
         _check_device_library,
     )
-    checks = tuple(step() for step in steps)
-    for check in checks:
+    checks: list[Check] = []
+    for step in steps:
+        check = step()
+        checks.append(check)
         if not check.ok:
-            return Decision(False, check.detail, check.remedy, checks)
-    return Decision(True, "the npu platform activates: " + checks[-1].detail, None, checks)
+            return Decision(False, check.detail, check.remedy, tuple(checks))
+    return Decision(True, "the npu platform activates: " + checks[-1].detail, None, tuple(checks))
 
 
 def vllm_version() -> str | None:
