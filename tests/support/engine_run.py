@@ -54,7 +54,7 @@ def run_engine(
 def main(scenario_file: str, result_file: str) -> None:
     """Run one scenario."""
     from vllm import LLM
-    from vllm.compilation.counter import compilation_counter
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
 
     scenario = json.loads(Path(scenario_file).read_text())
@@ -63,7 +63,7 @@ def main(scenario_file: str, result_file: str) -> None:
     result = {
         "rounds": rounds,
         "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
-        "graphs_captured": compilation_counter.num_cudagraph_captured,
+        "graphs_captured": sum(len(wrapper.concrete_cudagraph_entries) for wrapper in CUDAGraphWrapper._all_instances),
         "platform": current_platform.device_type,
     }
     llm.llm_engine.engine_core.shutdown()

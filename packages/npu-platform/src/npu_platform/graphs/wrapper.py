@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.compilation.counter import compilation_counter
 from vllm.compilation.cuda_graph import CUDAGraphEntry, CUDAGraphWrapper
 from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode
@@ -50,5 +49,4 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         # the graphs of the other batch sizes.
         entry.output = weak_ref_tensors(output)
         self.concrete_cudagraph_entries[batch] = entry
-        compilation_counter.num_cudagraph_captured += 1
         return output
