@@ -26,6 +26,13 @@ SKIPPED = {
     "empty_permuted": "its result is not defined",
     "new_empty": "its result is not defined",
     "new_empty_strided": "its result is not defined",
+    "as_strided_partial_views": "its samples are views of storages that a move to another device does not copy",
+    "tensor_split": "one sample's sections must lie on the CPU, on every device",
+    "jiterator_unary": "CUDA only",
+    "jiterator_binary": "CUDA only",
+    "jiterator_4inputs_with_extra_args": "CUDA only",
+    "jiterator_binary_return_by_ref": "CUDA only",
+    "jiterator_2inputs_2outputs": "CUDA only",
     "bernoulli": "random",
     "cauchy": "random",
     "exponential": "random",
@@ -56,6 +63,9 @@ SKIPPED = {
     "linalg.eig": "unique up to scale only",
     "linalg.eigh": "unique up to signs only",
 }
+
+# One element normalised: minus its mean times 1 / sqrt(eps), where rounding decides the fourth digit.
+LOOSE = {"nn.functional.layer_norm": {"rtol": 1e-3, "atol": 1e-3}}
 
 
 def operators() -> list[OpInfo]:
@@ -93,7 +103,9 @@ def test_equals_cpu(op: OpInfo) -> None:
             except (RuntimeError, NotImplementedError):
                 continue  # the CPU has no answer to compare with
             actual = op(*moved, **moved_keywords)
-        torch.testing.assert_close(to_host(actual), expected, equal_nan=True, check_stride=False)
+        torch.testing.assert_close(
+            to_host(actual), expected, equal_nan=True, check_stride=False, **LOOSE.get(op.name, {})
+        )
 
 
 def to_host(value: Any) -> Any:
