@@ -26,7 +26,7 @@ ENVIRONMENT: dict[str, str] = {
     "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all)",
     "NPU_NUM_THREADS": "threads of the device's kernels (default: the cores that this process may use)",
     "NPU_FALLBACK": "silent (default), warn or error: what to do when an op has no npu kernel and runs its CPU kernel",
-    "NPU_DEBUG": "1: check every launch",
+    "NPU_DEBUG": "1: overwrite freed device memory, so that a use after free shows",
     "NPU_HUGE_PAGES": "0: do not ask for huge pages (default 1)",
 }
 """Every environment variable that npu-platform knows, with its meaning."""
