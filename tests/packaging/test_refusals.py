@@ -28,7 +28,7 @@ def problems(environment: Environment = WORKSPACE, **environ: str) -> list[dict[
     result = environment.script("npu", "doctor", "--json", check=False, **environ)
     report = json.loads(result.stdout)
     found = [finding for finding in report["findings"] if not finding["ok"]]
-    assert report["healthy"] is not found
+    assert report["healthy"] == (not found)
     assert result.returncode == (1 if found else 0)
     return found
 

@@ -44,6 +44,18 @@ class PoolScope {
   npu::PoolId previous_;
 };
 
+// The kernels that this thread launches without running them, for torch.npu.skip_kernels().
+class SkipScope {
+ public:
+  using Names = std::set<std::string, std::less<>>;
+  explicit SkipScope(Names names) : names_(std::move(names)), previous_(std::exchange(npu::thread_state.skipped, &names_)) {}
+  void leave() { npu::thread_state.skipped = previous_; }
+
+ private:
+  Names names_;
+  const Names* previous_;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -90,6 +102,7 @@ PYBIND11_MODULE(_C, m) {
     const auto counts = npu::launch_counts();
     return py::make_tuple(counts.kernels, counts.fallbacks);
   });
+  py::class_<SkipScope>(m, "SkipScope").def(py::init<SkipScope::Names>()).def("leave", &SkipScope::leave);
   m.def("cpu_alias", &npu::owning_alias);
   m.def("define_weak_ref_tensor", &npu::define_weak_ref_tensor);
   m.def("make_process_group", &npu::make_process_group);

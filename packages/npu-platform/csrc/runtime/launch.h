@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "runtime/graph.h"
@@ -35,13 +36,18 @@ struct LaunchCounts {
 LaunchCounts launch_counts();
 void count_fallback();
 
+// Whether this thread's launches of that kernel leave its outputs as they are (torch.npu.skip_kernels).
+inline bool is_skipped(const char* name) {
+  return C10_UNLIKELY(thread_state.skipped != nullptr) && thread_state.skipped->contains(std::string_view(name));
+}
+
 // Runs a kernel now, and makes it a node of the graph that this thread captures. What the kernel refers to must be
 // plain memory: addresses and sizes, which outlive the call.
 template <class Kernel>
 void launch(c10::DeviceIndex device, const char* name, Kernel kernel) {
   {
     KernelScope inside(device, name);
-    kernel();
+    if (!is_skipped(name)) kernel();
   }
   if (C10_UNLIKELY(is_capturing())) record_node(std::make_unique<KernelNode<Kernel>>(device, name, std::move(kernel)));
 }

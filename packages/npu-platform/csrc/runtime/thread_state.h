@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,6 +38,7 @@ struct ThreadState {
   AllocationLog* record = nullptr;     // capture: the log of the op under way
   const AllocationLog* lend = nullptr; // replay: the log whose addresses are handed out
   std::vector<bool>* lent = nullptr;   // replay: which of its entries are
+  const std::set<std::string, std::less<>>* skipped = nullptr;  // kernels that are launched but do not run
   std::array<int64_t, NPU_MAX_DEVICES> stream{};
 };
 

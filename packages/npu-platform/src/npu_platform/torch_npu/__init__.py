@@ -15,6 +15,7 @@ if inactive_reason() is None:
     from .devices import _is_in_bad_fork as _is_in_bad_fork
     from .distributed import *  # noqa: F403
     from .graphs import *  # noqa: F403
+    from .launches import *  # noqa: F403
     from .memory import *  # noqa: F403
     from .random import *  # noqa: F403
     from .streams import *  # noqa: F403

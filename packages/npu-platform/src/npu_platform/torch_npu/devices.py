@@ -32,7 +32,6 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_initialized",
-    "launch_counts",
     "set_device",
     "set_num_threads",
     "synchronize",
@@ -150,11 +149,6 @@ def set_num_threads(threads: int) -> None:
 
 def ipc_collect() -> None:
     """Do nothing: device memory is not shared between processes."""
-
-
-def launch_counts() -> tuple[int, int]:
-    """Return how many kernels were launched since the start, and how many of them were fallbacks to CPU kernels."""
-    return _C.launch_counts()
 
 
 class device:  # noqa: N801 - the name in torch.cuda
