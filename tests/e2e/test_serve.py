@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from npu_platform.demo.server import Server
 
-pytestmark = pytest.mark.xdist_group("serve")
-
 CAPITAL_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"country": {"type": "string"}, "capital": {"type": "string"}},

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Case -> engine arguments and what the refusal must say.
-pytestmark = pytest.mark.xdist_group("features")
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "expert-parallel": ({"model": "mixture", "enable_expert_parallel": True}, "leave out --enable-expert-parallel"),
     "context-parallel": (

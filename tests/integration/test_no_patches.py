@@ -20,8 +20,6 @@ from tests.support.models import tiny_llama
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("no-patches")
-
 OURS = {"npu_platform", "npu_ops", "npu_kvconnector", "npu_statlogger", "tests"}
 WITHOUT_US = {
     "NPU_DEVICE": "off",

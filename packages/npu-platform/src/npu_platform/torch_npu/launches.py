@@ -31,7 +31,7 @@ def skip_kernels(*names: str) -> Iterator[None]:
     """
     for name in names:
         if name.startswith("aten::") and name != "aten::linear":
-            msg = f"skip_kernels: {name!r} allocates its result inside its kernel; of ATen, only 'aten::linear' can be skipped"
+            msg = f"skip_kernels: {name!r} allocates inside its kernel; of ATen, only 'aten::linear' can be skipped"
             raise ValueError(msg)
     scope = _C.SkipScope(set(names))
     try:
