@@ -107,6 +107,14 @@ def test_device_can_be_kept_out(run_python: RunPython) -> None:
     assert done.stdout.strip() == "False NPU_DEVICE=off"
 
 
+@pytest.mark.parametrize("first", ["npu_platform", "npu_platform.torch_npu", "npu_platform.torch_npu.memory", "torch"])
+def test_packages_can_be_imported_in_any_order(first: str, run_python: RunPython) -> None:
+    done = run_python(
+        f"import {first}, torch\nprint(torch.ones(2, device='npu').sum().item(), torch.npu.device_count())"
+    )
+    assert done.stdout.split() == ["2.0", "1"]
+
+
 def test_import_of_torch_brings_up_no_device(run_python: RunPython) -> None:
     done = run_python(
         "import torch\ntorch.manual_seed(5)\nprint(torch.npu.is_initialized())\n"

@@ -6,7 +6,18 @@ use, not before; a bad environment variable is reported there and never by the i
 
 from __future__ import annotations
 
-from .registration import autoload, inactive_reason
+
+def autoload() -> None:
+    """Register the device; called by ``import torch``, see :mod:`npu_platform.torch_npu.registration`."""
+    from .registration import register
+
+    register()
+
+
+# Where this package is imported before torch, the next line calls autoload: it must be defined by then.
+import torch as _torch  # noqa: E402, F401
+
+from .registration import inactive_reason  # noqa: E402
 
 __all__ = ["autoload", "inactive_reason"]
 

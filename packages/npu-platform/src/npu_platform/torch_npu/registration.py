@@ -17,8 +17,8 @@ from npu_platform.errors import ConfigurationError
 NAME = "npu"
 
 
-def autoload() -> None:
-    """Register the device; called by ``import torch``. Does nothing where :func:`inactive_reason` gives a reason."""
+def register() -> None:
+    """Register the device, once. Does nothing where :func:`inactive_reason` gives a reason."""
     if inactive_reason() is not None or hasattr(torch, NAME):
         return
     torch.utils.rename_privateuse1_backend(NAME)
@@ -26,7 +26,7 @@ def autoload() -> None:
     package = sys.modules[__package__]
     torch._register_device_module(NAME, package)
     for theme in ("devices", "distributed", "graphs", "memory", "random", "streams"):
-        sys.modules[f"torch.{NAME}.{theme}"] = sys.modules[f"{__package__}.{theme}"]
+        sys.modules[f"torch.{NAME}.{theme}"] = importlib.import_module(f".{theme}", __package__)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     importlib.import_module(".distributed", __package__).register_backend()
     importlib.import_module(".sharing", __package__).register_reducer()
