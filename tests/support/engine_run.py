@@ -32,7 +32,10 @@ class EngineRun:
 def run_engine(
     folder: Path, model: Path, rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
 ) -> EngineRun:
-    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``) with ``vllm.LLM(model=..., **engine)``."""
+    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``) with ``vllm.LLM(model=..., **engine)``.
+
+    With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     scenario, result = folder / "scenario.json", folder / "result.json"
     scenario.write_text(json.dumps({"engine": {"model": str(model), **engine}, "rounds": rounds}))
@@ -58,8 +61,9 @@ def main(scenario_file: str, result_file: str) -> None:
     from vllm.platforms import current_platform
 
     scenario = json.loads(Path(scenario_file).read_text())
-    llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])
-    rounds = [_generate(llm, **one) for one in scenario["rounds"]]
+    pooling = scenario["engine"].get("runner") == "pooling"
+    llm = LLM(skip_tokenizer_init=not pooling, disable_log_stats=False, **scenario["engine"])
+    rounds = [(_embed if pooling else _generate)(llm, **one) for one in scenario["rounds"]]
     result = {
         "rounds": rounds,
         "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
@@ -88,6 +92,11 @@ def _generate(
         }
         for output in outputs
     ]
+
+
+def _embed(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    return [{"embedding": output.outputs.embedding} for output in outputs]
 
 
 def _chosen_logprobs(output: Any) -> list[float] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import tokenizers
 import torch
 import transformers
 
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "ENCODERS",
     "MAKERS",
     "VOCABULARY",
     "prompt_token_ids",
+    "tiny_bert",
+    "tiny_bloom",
     "tiny_gemma2",
     "tiny_gemma3",
     "tiny_gpt2",
     "tiny_llama",
+    "tiny_modernbert",
     "tiny_qwen3",
 ]
 
@@ -46,6 +51,19 @@ _SHAPE: dict[str, Any] = _TOKENS | {
     "head_dim": 64,
     "max_position_embeddings": _MAX_TOKENS,
     "initializer_range": _SPREAD,
+}
+_ENCODER_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "initializer_range": _SPREAD,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "cls_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
 }
 
 
@@ -100,13 +118,34 @@ def tiny_gpt2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return _save(transformers.GPT2Config(**shape | changes), folder, seed)
 
 
+def tiny_bloom(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """BLOOM: no positions but the slopes of ALiBi, for a number of heads that is no power of two."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 384, "n_layer": 4, "n_head": 12, "initializer_range": _SPREAD}
+    return _save(transformers.BloomConfig(**_TOKENS | shape | changes), folder, seed)
+
+
+def tiny_bert(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """BERT: an encoder, every token sees every other."""
+    shape = _ENCODER_SHAPE | {"max_position_embeddings": 512, "attn_implementation": "eager"}
+    return _save_encoder(transformers.BertConfig(**shape | changes), folder, seed, add_pooling_layer=False)
+
+
+def tiny_modernbert(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """ModernBERT: an encoder with rotary positions, and a window to both sides in two layers of three."""
+    shape = _ENCODER_SHAPE | {"max_position_embeddings": 512, "local_attention": 32, "attn_implementation": "eager"}
+    return _save_encoder(transformers.ModernBertConfig(**shape | changes), folder, seed)
+
+
 MAKERS: dict[str, Callable[..., Path]] = {
     "llama": tiny_llama,
     "qwen3": tiny_qwen3,
     "gemma3": tiny_gemma3,
     "gemma2": tiny_gemma2,
     "gpt2": tiny_gpt2,
+    "bloom": tiny_bloom,
 }
+
+ENCODERS: dict[str, Callable[..., Path]] = {"bert": tiny_bert, "modernbert": tiny_modernbert}
 
 
 def prompt_token_ids(lengths: list[int], *, seed: int = 0) -> list[list[int]]:
@@ -128,6 +167,19 @@ def _save(
         if adjust is not None:
             adjust(model)
     model.save_pretrained(folder)
+    return folder
+
+
+def _save_encoder(config: transformers.PreTrainedConfig, folder: Path, seed: int, **options: Any) -> Path:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = transformers.AutoModel.from_config(config, dtype=torch.float32, **options)
+        _roughen_vectors(model)
+    model.save_pretrained(folder)
+    # vLLM's pooling tasks ask for a tokenizer, even where prompts are ids.
+    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w3")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), pad_token="w0")
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -11,6 +11,8 @@ from npu_platform.attention import kernels
 from npu_platform.attention.backend import NPUAttentionMetadata
 from npu_platform.errors import UnsupportedFeatureError
 
+ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
+
 
 class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
     """Decoder, encoder and encoder-only attention; upstream interface: ``vllm.v1.attention.backend.AttentionImpl``.
@@ -58,7 +60,9 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write this step's key and value [tokens, kv heads, head size] into the cache."""
+        """Write this step's key and value [tokens, kv heads, head size] into the cache; an encoder has none."""
+        if self.attn_type in ENCODERS:
+            return
         key_cache, value_cache = self._split(kv_cache)
         tokens = slot_mapping.shape[0]
         kernels.write_cache(key[:tokens], value[:tokens], key_cache, value_cache, slot_mapping)
@@ -83,7 +87,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
             return output.zero_()
         query = query.view(-1, self.num_heads, self.head_size)
         rows = output.view(-1, self.num_heads, self.head_size)
-        if self.attn_type in (AttentionType.ENCODER_ONLY, AttentionType.ENCODER):
+        if self.attn_type in ENCODERS:
             self._attend_to_batch(rows, query, key, value, attn_metadata)
         else:
             self._attend_to_cache(rows, query, kv_cache, attn_metadata)
