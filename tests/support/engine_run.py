@@ -34,7 +34,8 @@ def run_engine(
 ) -> EngineRun:
     """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``) with ``vllm.LLM(model=..., **engine)``.
 
-    With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``.
+    With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
+    ``profiler_config`` the rounds are profiled.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scenario, result = folder / "scenario.json", folder / "result.json"
@@ -63,7 +64,12 @@ def main(scenario_file: str, result_file: str) -> None:
     scenario = json.loads(Path(scenario_file).read_text())
     pooling = scenario["engine"].get("runner") == "pooling"
     llm = LLM(skip_tokenizer_init=not pooling, disable_log_stats=False, **scenario["engine"])
+    profiled = "profiler_config" in scenario["engine"]
+    if profiled:
+        llm.start_profile()
     rounds = [(_embed if pooling else _generate)(llm, **one) for one in scenario["rounds"]]
+    if profiled:
+        llm.stop_profile()
     result = {
         "rounds": rounds,
         "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},

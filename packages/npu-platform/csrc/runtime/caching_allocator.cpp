@@ -103,17 +103,38 @@ CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device) {
 
 void* CachingAllocator::allocate(size_t bytes, PoolId id) {
   if (bytes == 0) return nullptr;
+  void* address = take(bytes, id);
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(address, int64_t(size_of(address)));
+  return address;
+}
+
+void CachingAllocator::free(void* address) {
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return give_back(address);
+  const auto bytes = int64_t(size_of(address));
+  give_back(address);
+  report(address, -bytes);
+}
+
+void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
   return bytes <= kLargestSlot ? allocate_small(bytes, from) : allocate_large(bytes, from);
 }
 
-void CachingAllocator::free(void* address) {
+void CachingAllocator::give_back(void* address) {
   std::lock_guard lock(mutex_);
   if (Slab* slab = slab_at(address)) return free_small(slab, address);
   Block* block = block_at(address);
   TORCH_INTERNAL_ASSERT(block, "npu: free of an address that was not allocated");
   free_large(block);
+}
+
+// To a profile with profile_memory=True.
+void CachingAllocator::report(void* address, int64_t bytes) {
+  const auto now = stats();
+  const auto all = size_t(StatType::AGGREGATE);
+  c10::reportMemoryUsageToProfiler(address, bytes, size_t(now.allocated_bytes[all].current),
+                                   size_t(now.reserved_bytes[all].current), c10::Device(kNpu, device_));
 }
 
 void* CachingAllocator::allocate_small(size_t bytes, Pool& pool) {

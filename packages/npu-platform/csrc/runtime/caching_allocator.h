@@ -51,6 +51,9 @@ class CachingAllocator {
 
   explicit CachingAllocator(c10::DeviceIndex device);
 
+  void* take(size_t bytes, PoolId pool);
+  void give_back(void* address);
+  void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
   void* allocate_large(size_t bytes, Pool& pool);
   Slab* new_slab(unsigned size_class, size_t slot, Pool& pool);

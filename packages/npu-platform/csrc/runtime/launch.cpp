@@ -17,7 +17,10 @@ std::atomic<int64_t> fallbacks{0};
 
 }  // namespace
 
-KernelScope::KernelScope(c10::DeviceIndex device, const char*) : previous_(thread_state.device) {
+KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
+    : previous_(thread_state.device),
+      name_(name),
+      began_(profiler::is_recording() && thread_state.kernel_depth == 0 ? profiler::now() : 0) {
   kernels.fetch_add(1, std::memory_order_relaxed);
   thread_state.device = device;
   ++thread_state.kernel_depth;

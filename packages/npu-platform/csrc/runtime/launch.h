@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/graph.h"
+#include "runtime/profiler.h"
 #include "runtime/thread_state.h"
 
 namespace npu {
@@ -19,6 +20,7 @@ class KernelScope {
  public:
   KernelScope(c10::DeviceIndex device, const char* name);
   ~KernelScope() {
+    if (C10_UNLIKELY(began_ != 0)) profiler::record_kernel(thread_state.device, name_, began_);
     --thread_state.kernel_depth;
     thread_state.device = previous_;
   }
@@ -27,6 +29,8 @@ class KernelScope {
 
  private:
   c10::DeviceIndex previous_;
+  const char* name_;
+  int64_t began_;  // for the profiler: 0 when none records, and in kernels that another one runs
 };
 
 struct LaunchCounts {

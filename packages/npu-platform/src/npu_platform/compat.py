@@ -63,7 +63,7 @@ def without_kernel_warmup() -> Iterator[None]:
 
 @contextlib.contextmanager
 def profiler_knows_npu() -> Iterator[None]:
-    """Let vLLM's profiler accept the device type ``npu``, with the activities of the CPU.
+    """Let vLLM's profiler accept the device type ``npu``, with the activities of the host and of the device.
 
     Why: three tables in ``vllm.profiler.wrapper`` list the device types, without a way to add one. Versions: vLLM
     0.32. Scope: the worker's construction and its ``profile`` call.
@@ -71,8 +71,8 @@ def profiler_knows_npu() -> Iterator[None]:
     from vllm.profiler import wrapper
 
     additions: dict[str, Any] = {
-        "_DEFAULT_TORCH_PROFILER_ACTIVITIES": ("CPU",),
-        "_SUPPORTED_TORCH_PROFILER_ACTIVITIES": frozenset({"CPU"}),
+        "_DEFAULT_TORCH_PROFILER_ACTIVITIES": ("CPU", "PrivateUse1"),
+        "_SUPPORTED_TORCH_PROFILER_ACTIVITIES": frozenset({"CPU", "PrivateUse1"}),
         "_SUPPORTED_PROFILER_KINDS": frozenset({"torch"}),
     }
     with contextlib.ExitStack() as stack:
