@@ -1,0 +1,213 @@
+// The simulator alone, through its C API, for the sanitizers: `simulator_test` runs everything and returns 0, or prints
+// the first check that failed and returns 1. Memory and cores are used from several threads at once.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "simulator/include/npu_driver.h"
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #condition); \
+      std::_Exit(1);                                                                \
+    }                                                                               \
+  } while (0)
+
+namespace {
+
+constexpr int kCallers = 4;
+
+template <class Body>
+void from_several_threads(Body body) {
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kCallers; ++i) callers.emplace_back(body, i);
+  for (auto& caller : callers) caller.join();
+}
+
+std::vector<int> visits(int64_t n, int64_t grain) {
+  std::vector<int> counts(size_t(n), 0);
+  npu_parallel_for(0, n, grain, [](void* context, int64_t begin, int64_t end) {
+    auto& each = *static_cast<std::vector<int>*>(context);
+    for (int64_t i = begin; i < end; ++i) ++each[size_t(i)];
+  }, &counts);
+  return counts;
+}
+
+bool each_once(const std::vector<int>& counts) {
+  return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
+}
+
+void loops_visit_each_index_once() {
+  for (const int threads : {1, 2, 3, 8, 2}) {
+    CHECK(npu_set_num_threads(threads) == NPU_OK);
+    CHECK(npu_num_threads() == threads);
+    for (const int64_t n : {0, 1, 2, 7, 1000, 4099}) {
+      for (const int64_t grain : {1, 3, 512, 100000}) CHECK(each_once(visits(n, grain)));
+    }
+  }
+}
+
+void loops_of_several_threads_at_once() {
+  npu_set_num_threads(4);
+  from_several_threads([](int caller) {
+    for (int round = 0; round < 300; ++round) {
+      CHECK(each_once(visits(64 + 13 * caller + round, 4)));
+      if (caller == 0) npu_set_num_threads(1 + round % 5);
+    }
+  });
+}
+
+void a_loop_inside_a_loop_runs_on_its_caller() {
+  std::atomic<int64_t> sum{0};
+  npu_parallel_for(0, 64, 1, [](void* context, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      npu_parallel_for(0, 10, 1, [](void* inner, int64_t from, int64_t to) {
+        static_cast<std::atomic<int64_t>*>(inner)->fetch_add(to - from);
+      }, context);
+    }
+  }, &sum);
+  CHECK(sum == 640);
+}
+
+struct Range {
+  char* address;
+  size_t bytes;
+};
+
+// Maps and unmaps at random; each mapping must be this thread's alone, and read as zero at first.
+void memory_by_one_thread(int device, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<Range> mine;
+  for (int step = 0; step < 200; ++step) {
+    if (mine.empty() || random() % 2) {
+      const size_t bytes = (1 + random() % 3) * NPU_MEMORY_GRANULE;
+      void* address = nullptr;
+      const npu_status status = npu_memory_map(device, bytes, &address);
+      CHECK(status == NPU_OK || status == NPU_ERROR_OUT_OF_MEMORY);
+      if (status != NPU_OK) continue;
+      auto* bytes_there = static_cast<char*>(address);
+      CHECK(npu_memory_device(address) == device);
+      CHECK(bytes_there[0] == 0 && bytes_there[bytes - 1] == 0);
+      std::memset(address, int(seed) + 1, 4096);
+      bytes_there[bytes - 1] = char(seed + 1);
+      mine.push_back({bytes_there, bytes});
+    } else {
+      std::swap(mine[random() % mine.size()], mine.back());
+      const Range range = mine.back();
+      mine.pop_back();
+      CHECK(range.address[0] == char(seed + 1) && range.address[range.bytes - 1] == char(seed + 1));
+      CHECK(npu_memory_unmap(device, range.address, range.bytes) == NPU_OK);
+    }
+  }
+  for (const Range& range : mine) CHECK(npu_memory_unmap(device, range.address, range.bytes) == NPU_OK);
+}
+
+size_t free_bytes(int device) {
+  size_t free = 0, total = 0;
+  CHECK(npu_memory_info(device, &free, &total) == NPU_OK);
+  CHECK(free <= total);
+  return free;
+}
+
+void memory_of_several_threads_at_once() {
+  const size_t before = free_bytes(1);
+  from_several_threads([](int caller) { memory_by_one_thread(1, unsigned(caller)); });
+  CHECK(free_bytes(1) == before);
+}
+
+void discarded_memory_reads_as_zero() {
+  void* address = nullptr;
+  CHECK(npu_memory_map(0, NPU_MEMORY_GRANULE, &address) == NPU_OK);
+  std::memset(address, 7, NPU_MEMORY_GRANULE);
+  CHECK(npu_memory_discard(0, address, NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(std::count(static_cast<char*>(address), static_cast<char*>(address) + NPU_MEMORY_GRANULE, 0) ==
+        long(NPU_MEMORY_GRANULE));
+  CHECK(npu_memory_unmap(0, address, NPU_MEMORY_GRANULE) == NPU_OK);
+}
+
+void all_memory_can_be_had_and_no_more() {
+  std::vector<void*> granules;
+  void* address = nullptr;
+  while (npu_memory_map(0, NPU_MEMORY_GRANULE, &address) == NPU_OK) granules.push_back(address);
+  CHECK(free_bytes(0) == 0);
+  CHECK(std::string(npu_last_error()).find("used up") != std::string::npos);
+  CHECK(std::set<void*>(granules.begin(), granules.end()).size() == granules.size());
+  for (void* granule : granules) CHECK(npu_memory_unmap(0, granule, NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(npu_memory_map(0, granules.size() * NPU_MEMORY_GRANULE, &address) == NPU_OK);
+  CHECK(npu_memory_unmap(0, address, granules.size() * NPU_MEMORY_GRANULE) == NPU_OK);
+}
+
+void wrong_calls_say_what_is_wrong() {
+  void* address = nullptr;
+  CHECK(npu_memory_map(0, 5, &address) == NPU_ERROR_INVALID_VALUE);
+  CHECK(std::string(npu_last_error()).find("granules") != std::string::npos);
+  CHECK(npu_memory_map(2, NPU_MEMORY_GRANULE, &address) == NPU_ERROR_INVALID_DEVICE);
+  CHECK(std::string(npu_last_error()).find("NPU_SIMULATOR_DEVICES") != std::string::npos);
+  int local = 0;
+  CHECK(npu_memory_device(&local) == -1);
+}
+
+void streams_and_events() {
+  from_several_threads([](int) {
+    int64_t stream = 0, other = 0;
+    CHECK(npu_stream_create(0, &stream) == NPU_OK && npu_stream_create(0, &other) == NPU_OK);
+    CHECK(stream != 0 && stream != other);
+    npu_event *start = nullptr, *end = nullptr;
+    CHECK(npu_event_create(&start) == NPU_OK && npu_event_create(&end) == NPU_OK);
+    CHECK(npu_event_record(start, stream) == NPU_OK);
+    CHECK(npu_event_record(end, stream) == NPU_OK);
+    double milliseconds = -1;
+    CHECK(npu_event_elapsed(start, end, &milliseconds) == NPU_OK && milliseconds >= 0);
+    CHECK(npu_event_query(end));
+    npu_event_destroy(start);
+    npu_event_destroy(end);
+  });
+}
+
+void a_forked_child_has_devices_of_its_own() {
+  void* address = nullptr;
+  CHECK(npu_memory_map(0, NPU_MEMORY_GRANULE, &address) == NPU_OK);
+  static_cast<char*>(address)[0] = 1;
+  const pid_t child = fork();
+  if (child == 0) {
+    CHECK(static_cast<char*>(address)[0] == 1);
+    static_cast<char*>(address)[0] = 2;
+    CHECK(each_once(visits(10000, 1)));
+    memory_by_one_thread(0, 9);
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(static_cast<char*>(address)[0] == 1);
+  CHECK(npu_memory_unmap(0, address, NPU_MEMORY_GRANULE) == NPU_OK);
+}
+
+}  // namespace
+
+int main() {
+  int count = 0;
+  CHECK(!npu_is_initialized());
+  CHECK(npu_device_count(&count) == NPU_OK && count == 2 && npu_is_initialized());
+  loops_visit_each_index_once();
+  loops_of_several_threads_at_once();
+  a_loop_inside_a_loop_runs_on_its_caller();
+  memory_of_several_threads_at_once();
+  discarded_memory_reads_as_zero();
+  all_memory_can_be_had_and_no_more();
+  wrong_calls_say_what_is_wrong();
+  streams_and_events();
+  a_forked_child_has_devices_of_its_own();
+  std::puts("all well");
+  return 0;
+}

@@ -1,0 +1,37 @@
+"""The simulator, which knows no torch, under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "64MiB", "NPU_NUM_THREADS": "2"}
+# A forked child starts threads, which ThreadSanitizer gives up on unless told to go on.
+OPTIONS = {"TSAN_OPTIONS": "die_after_fork=0"}
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_simulator(sanitizers: str, tmp_path: Path) -> None:
+    program = tmp_path / "simulator_test"
+    sources = [*sorted((CSRC / "simulator").glob("*.cpp")), Path(__file__).with_name("simulator_test.cpp")]
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-g",
+        "-pthread",
+        f"-fsanitize={sanitizers}",
+        "-fno-sanitize-recover=all",
+        f"-I{CSRC}",
+    ]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], check=True, timeout=300)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
+    done = subprocess.run(
+        [str(program)], env=environ | DEVICES | OPTIONS, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout == "all well\n"
