@@ -10,6 +10,7 @@
 #include "runtime/allocator.h"
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
+#include "runtime/faults.h"
 #include "runtime/generator.h"
 #include "runtime/graph.h"
 #include "runtime/launch.h"
@@ -96,6 +97,25 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("default_generator", [](c10::DeviceIndex device) { return npu::default_generator(device); });
   m.def("seed_all", &npu::seed_all);
+
+  py::class_<npu::sim::ArmedFault, npu::sim::Faults::Handle>(m, "ArmedFault")
+      .def_property_readonly("text", [](const npu::sim::ArmedFault& armed) { return armed.fault.text(); })
+      .def_property_readonly("struck", [](const npu::sim::ArmedFault& armed) { return npu::sim::Faults::instance().struck(armed); })
+      .def_property_readonly("history",
+                             [](const npu::sim::ArmedFault& armed) { return npu::sim::Faults::instance().history(armed); });
+  m.def("arm_fault", [](const std::string& text) {
+    npu::device_count();  // the environment's faults come first
+    auto fault = npu::sim::parse_fault(text);
+    if (!fault) throw py::value_error("npu: '" + text + "' is not a fault; see torch.npu.faults");
+    return npu::sim::Faults::instance().arm(std::move(*fault));
+  });
+  m.def("disarm_fault", [](const npu::sim::Faults::Handle& fault) { npu::sim::Faults::instance().disarm(fault); });
+  m.def("clear_faults", [] { npu::sim::Faults::instance().clear(); });
+  m.def("lose_device", [](c10::DeviceIndex device) {
+    npu::check_device(device);
+    npu::sim::Faults::instance().lose(device, "by torch.npu.faults.lose_device");
+  });
+  m.def("reset_device", &npu::reset_device);
 
   m.def("is_capturing", &npu::is_capturing);
   m.def("launch_counts", [] {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/faults.h"
 #include "runtime/graph.h"
 #include "runtime/launch.h"
 
@@ -50,6 +51,14 @@ class Aliases {
 
 // A CPU tensor over the memory of an npu tensor that owns a reference to it (unless a graph under capture owns it).
 at::Tensor owning_alias(const at::Tensor& tensor);
+
+// Where faults are armed: the memory in which a bit may flip when the kernel has ended.
+inline void note_result_of_kernel(const at::Tensor& result) {
+  if (!sim::is_watched() || !result.defined() || !result.has_storage() || result.device().type() != kNpu) return;
+  const bool whole = !result.is_contiguous();
+  void* address = whole ? result.storage().mutable_data() : result.mutable_data_ptr();
+  note_result(address, whole ? result.storage().nbytes() : result.nbytes());
+}
 
 // A node that runs a CPU kernel on aliases, lending it the allocations it made at capture.
 class AliasNode : public Node {

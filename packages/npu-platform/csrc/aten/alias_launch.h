@@ -74,6 +74,7 @@ auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kern
   detail::for_each_result(results, [&](at::Tensor& each) {
     each = aliases.to_npu(std::move(each));
     if (node) node->expect(each);
+    note_result_of_kernel(each);
   });
   if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
   return results;

@@ -54,11 +54,20 @@ void copy_on_aliases(const Tensor& source, const Tensor& target) {
   });
 }
 
+void cross_link(const Tensor& source, const Tensor& target) {
+  for (const Tensor& side : {source, target}) {
+    if (side.device().type() == kNpu) check_alive(side.device().index());
+  }
+  meet_transfer_faults(device_of_copy(source, target));
+}
+
 void copy(const Tensor& source, const Tensor& target) {
+  if (sim::is_watched() && source.device() != target.device()) cross_link(source, target);
   if (is_capturing() || !is_plain(source, target)) return copy_on_aliases(source, target);
   launch(device_of_copy(source, target), "aten::_copy_from", [&source, &target] {
     if (source.nbytes() == 0) return;
     copy_bytes(static_cast<char*>(target.mutable_data_ptr()), static_cast<const char*>(source.const_data_ptr()), source.nbytes());
+    note_result_of_kernel(target);
   });
 }
 
@@ -87,6 +96,7 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
   refuse_during_capture("reading a value on the host (item(), aten::_local_scalar_dense)");
   Aliases aliases;
   const Tensor alias = aliases.to_cpu(self);
+  if (sim::is_watched()) meet_transfer_faults(self.device().index());
   KernelScope inside(self.device().index(), "aten::_local_scalar_dense");
   return at::native::_local_scalar_dense_cpu(alias);
 }

@@ -99,6 +99,7 @@ Tensor& zero_(Tensor& self) {
     launch(self.device().index(), "aten::zero_", [&self, by_nature] {
       if (by_nature) return discard(self);
       if (self.nbytes()) std::memset(self.mutable_data_ptr(), 0, self.nbytes());
+      note_result_of_kernel(self);
     });
   } else {
     launch_on_aliases("aten::zero_", {self}, [](const std::vector<Tensor>& aliases) {

@@ -202,6 +202,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     for_each_tensor((*stack)[i], [&](at::Tensor&& tensor) {
       at::Tensor result = arguments.aliases.to_npu(std::move(tensor));
       if (node) node->expect(result);
+      note_result_of_kernel(result);
       return result;
     });
   }

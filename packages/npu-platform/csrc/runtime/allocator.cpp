@@ -7,6 +7,7 @@
 
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
+#include "runtime/faults.h"
 
 namespace npu {
 namespace {
@@ -40,7 +41,10 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes, c10::Device labe
     return {nullptr, nullptr, &keep, label};
   }
   if (C10_UNLIKELY(state.lend != nullptr)) {
-    if (void* address = borrow(bytes)) return {address, address, &keep, label};
+    if (void* address = borrow(bytes)) {
+      if (sim::is_watched()) note_allocation(address);
+      return {address, address, &keep, label};
+    }
   }
   void* address = CachingAllocator::of(device).allocate(bytes, state.pool);
   if (C10_UNLIKELY(state.record != nullptr)) state.record->entries.push_back({address, bytes});
@@ -66,6 +70,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_accumulated_stats(); }
   void resetPeakStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_peak_stats(); }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    check_alive(device);
     size_t free = 0, total = 0;
     check(npu_memory_info(device, &free, &total));
     return {free, total};

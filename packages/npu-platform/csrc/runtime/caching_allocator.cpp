@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "runtime/device.h"
+#include "runtime/faults.h"
 #include "simulator/config.h"
 
 namespace npu {
@@ -51,7 +52,7 @@ void subtract(Stats& stat, bool small, size_t amount) {
 }
 
 void poison(void* address, size_t bytes) {
-  if (sim::config().debug) std::memset(address, kPoison, bytes);
+  if (sim::config().check_memory) std::memset(address, kPoison, bytes);
 }
 
 }  // namespace
@@ -64,6 +65,8 @@ struct CachingAllocator::Slab {
   size_t slot;
   std::vector<uint32_t> free_slots;
   std::vector<uint32_t> requested;  // by slot
+  uint32_t index_of(const void* at) const { return uint32_t(size_t(static_cast<const char*>(at) - address) / slot); }
+  bool is_free(uint32_t index) const { return std::find(free_slots.begin(), free_slots.end(), index) != free_slots.end(); }
   size_t live() const { return NPU_MEMORY_GRANULE / slot - free_slots.size(); }
 };
 
@@ -103,7 +106,7 @@ CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device) {
 
 void* CachingAllocator::allocate(size_t bytes, PoolId id) {
   if (bytes == 0) return nullptr;
-  void* address = take(bytes, id);
+  void* address = sim::is_watched() ? take_watched(bytes, id) : take(bytes, id);
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(address, int64_t(size_of(address)));
   return address;
 }
@@ -113,6 +116,16 @@ void CachingAllocator::free(void* address) {
   const auto bytes = int64_t(size_of(address));
   give_back(address);
   report(address, -bytes);
+}
+
+void* CachingAllocator::take_watched(size_t bytes, PoolId id) {
+  if (const auto fault = meet_allocation_faults(device_)) {
+    std::lock_guard lock(mutex_);
+    out_of_memory(bytes, " Fault on demand '" + *fault + "', of NPU_DEBUG or torch.npu.faults.");
+  }
+  void* address = take(bytes, id);
+  note_allocation(address);
+  return address;
 }
 
 void* CachingAllocator::take(size_t bytes, PoolId id) {
@@ -151,7 +164,7 @@ void* CachingAllocator::allocate_small(size_t bytes, Pool& pool) {
 }
 
 void CachingAllocator::free_small(Slab* slab, void* address) {
-  const uint32_t index = uint32_t(size_t(static_cast<char*>(address) - slab->address) / slab->slot);
+  const uint32_t index = slab->index_of(address);
   poison(address, slab->slot);
   if (slab->free_slots.empty()) slab->pool->open[slab->size_class].push_back(slab);
   slab->free_slots.push_back(index);
@@ -360,6 +373,31 @@ size_t CachingAllocator::size_of(const void* address) {
   return block ? block->counted : 0;
 }
 
+size_t CachingAllocator::requested_of(const void* address) {
+  std::lock_guard lock(mutex_);
+  if (Slab* slab = slab_at(address)) {
+    const uint32_t index = slab->index_of(address);
+    return slab->is_free(index) ? 0 : slab->requested[index];
+  }
+  Block* block = block_at(address);
+  return block ? block->requested : 0;
+}
+
+std::vector<std::pair<void*, size_t>> CachingAllocator::live() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<void*, size_t>> all;
+  for (auto& [id, pool] : pools_) {
+    for (Slab* slab : pool->slabs) {
+      for (uint32_t index = 0; index < slab->requested.size(); ++index) {
+        if (!slab->is_free(index)) all.emplace_back(slab->address + index * slab->slot, slab->requested[index]);
+      }
+    }
+  }
+  for (auto& [address, block] : blocks_) all.emplace_back(block->address, block->requested);
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
 PoolId CachingAllocator::pool_of(const void* address) {
   std::lock_guard lock(mutex_);
   if (Slab* slab = slab_at(address)) return slab->pool->id;
@@ -413,7 +451,7 @@ void CachingAllocator::count(size_t bytes, size_t requested, bool small, bool al
   update(stats_.requested_bytes, requested);
 }
 
-void CachingAllocator::out_of_memory(size_t bytes) {
+void CachingAllocator::out_of_memory(size_t bytes, const std::string& fault) {
   using c10::CachingAllocator::format_size;
   stats_.num_ooms++;
   const auto reserved = size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current);
@@ -422,7 +460,8 @@ void CachingAllocator::out_of_memory(size_t bytes) {
                    int(device_), " has a total capacity of ", format_size(limit_), " of which ",
                    format_size(limit_ > reserved ? limit_ - reserved : 0), " is free. Of the reserved memory ",
                    format_size(allocated), " is allocated by tensors and ", format_size(reserved - allocated),
-                   " is cached or held by graphs. Free tensors, use smaller batches, or raise NPU_SIMULATOR_MEMORY.");
+                   " is cached or held by graphs. Free tensors, use smaller batches, or raise NPU_SIMULATOR_MEMORY.",
+                   fault);
 }
 
 c10::CachingDeviceAllocator::DeviceStats CachingAllocator::stats() {

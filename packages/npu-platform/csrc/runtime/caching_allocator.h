@@ -26,6 +26,8 @@ class CachingAllocator {
   void free(void* address);
 
   size_t size_of(const void* address);        // bytes counted for this block, 0 if it is none
+  size_t requested_of(const void* address);   // bytes that were asked for, 0 when the address is not in use
+  std::vector<std::pair<void*, size_t>> live();  // all that is in use: address, bytes that were asked for
   PoolId pool_of(const void* address);        // of the block or slab at this address
   // True once for a large block that still lies on untouched memory: zeroing it may leave it untouched.
   bool take_untouched(void* address);
@@ -52,6 +54,7 @@ class CachingAllocator {
   explicit CachingAllocator(c10::DeviceIndex device);
 
   void* take(size_t bytes, PoolId pool);
+  void* take_watched(size_t bytes, PoolId pool);
   void give_back(void* address);
   void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
@@ -70,7 +73,7 @@ class CachingAllocator {
   Block* block_at(const void* address);
   Pool& pool(PoolId id);
   void count(size_t bytes, size_t requested, bool small, bool allocated);
-  [[noreturn]] void out_of_memory(size_t bytes);
+  [[noreturn]] void out_of_memory(size_t bytes, const std::string& fault = "");
 
   const c10::DeviceIndex device_;
   std::mutex mutex_;

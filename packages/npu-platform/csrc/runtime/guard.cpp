@@ -2,6 +2,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "runtime/device.h"
+#include "runtime/faults.h"
 #include "runtime/graph.h"
 
 namespace npu {
@@ -27,7 +28,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(Device device) const noexcept override { thread_state.device = device.index(); }
   DeviceIndex deviceCount() const noexcept override { return DeviceIndex(device_count_or_zero()); }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
-  void synchronizeDevice(DeviceIndex) const override { refuse_during_capture("synchronize of the device"); }
+  void synchronizeDevice(DeviceIndex device) const override {
+    check_alive(device);
+    refuse_during_capture("synchronize of the device");
+  }
 
   Stream getStream(Device device) const override {
     const DeviceIndex index = index_of(device);
@@ -41,6 +45,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   Stream getNewStream(Device device, int) const override {
     const DeviceIndex index = index_of(device);
+    check_alive(index);
     int64_t id = 0;
     check(npu_stream_create(index, &id));
     return Stream(Stream::UNSAFE, Device(kNpu, index), id);
@@ -51,12 +56,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return previous;
   }
   void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
-  bool queryStream(const Stream&) const override { return true; }
+  bool queryStream(const Stream& stream) const override {
+    check_alive(stream.device_index());
+    return true;
+  }
   bool isStreamCapturing(const Stream&) const override { return is_capturing(); }
-  void synchronizeStream(const Stream&) const override { refuse_during_capture("synchronize of a stream"); }
+  void synchronizeStream(const Stream& stream) const override {
+    check_alive(stream.device_index());
+    refuse_during_capture("synchronize of a stream");
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 
   void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
+    check_alive(stream.device_index());
     if (!*event) {
       npu_event* created = nullptr;
       check(npu_event_create(&created));

@@ -7,6 +7,7 @@
 
 #include "include/npu_launch.h"
 #include "runtime/device.h"
+#include "runtime/faults.h"
 #include "runtime/launch_table.h"
 
 namespace npu {
@@ -17,13 +18,29 @@ std::atomic<int64_t> fallbacks{0};
 
 }  // namespace
 
+struct KernelScope::Watched {
+  c10::DeviceIndex device;
+  const char* name;
+  PendingFlip flip;
+};
+
+void KernelScope::Delete::operator()(Watched* watched) const { delete watched; }
+
 KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
     : previous_(thread_state.device),
       name_(name),
       began_(profiler::is_recording() && thread_state.kernel_depth == 0 ? profiler::now() : 0) {
+  if (sim::is_watched()) {
+    watched_.reset(new Watched{device, name, {}});
+    if (sim::is_watched(sim::kWatchFaults)) watched_->flip = meet_launch_faults(device, name);
+  }
   kernels.fetch_add(1, std::memory_order_relaxed);
   thread_state.device = device;
   ++thread_state.kernel_depth;
+}
+
+void KernelScope::leave() {
+  if (watched_->flip.fault) flip_bit(watched_->device, watched_->name, watched_->flip);
 }
 
 LaunchCounts launch_counts() { return {kernels.load(), fallbacks.load()}; }

@@ -15,7 +15,7 @@
 namespace npu {
 
 // Inside a kernel of `device`: its memory is the allocator's, and the launch is counted. Kernels, fallbacks, copies and
-// replayed nodes all construct one.
+// replayed nodes all construct one. Raises torch.AcceleratorError for a fault on demand.
 class KernelScope {
  public:
   KernelScope(c10::DeviceIndex device, const char* name);
@@ -23,14 +23,22 @@ class KernelScope {
     if (C10_UNLIKELY(began_ != 0)) profiler::record_kernel(thread_state.device, name_, began_);
     --thread_state.kernel_depth;
     thread_state.device = previous_;
+    if (C10_UNLIKELY(watched_ != nullptr)) leave();
   }
   KernelScope(const KernelScope&) = delete;
   KernelScope& operator=(const KernelScope&) = delete;
 
  private:
+  struct Watched;
+  struct Delete {
+    void operator()(Watched* watched) const;
+  };
+  void leave();
+
   c10::DeviceIndex previous_;
   const char* name_;
   int64_t began_;  // for the profiler: 0 when none records, and in kernels that another one runs
+  std::unique_ptr<Watched, Delete> watched_;  // where faults are armed or memory is checked
 };
 
 struct LaunchCounts {

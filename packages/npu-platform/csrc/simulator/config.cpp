@@ -119,14 +119,38 @@ FallbackReport fallback_report() {
   reject("NPU_FALLBACK", *text, "set silent, warn or error");
 }
 
+// "1", "memory,oom@37": memory checks and faults, with commas between them.
+std::pair<bool, std::vector<Fault>> debug() {
+  const std::string text = read("NPU_DEBUG").value_or("");
+  bool memory = false;
+  std::vector<Fault> faults;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (item == "1" || item == "memory") {
+      memory = true;
+    } else if (auto fault = parse_fault(item)) {
+      faults.push_back(std::move(*fault));
+    } else if (item != "0") {
+      reject("NPU_DEBUG", text,
+             "'" + item + "' is none of memory (or 1), oom@37, kernel=npu_ops::linear@5, lost@100, bitflip@12:seed=7, slow=2ms "
+             "and slow_link=200us; each may add :device=0, and @n counts from 1");
+    }
+  }
+  return {memory, std::move(faults)};
+}
+
 Config parse() {
   const int devices = int_between("NPU_SIMULATOR_DEVICES", 1, NPU_MAX_DEVICES, 1);
+  auto [check_memory, faults] = debug();
   return Config{
       .visible = visible_devices(devices),
       .memory_bytes = memory_bytes(devices),
       .threads = int_between("NPU_NUM_THREADS", 1, 1024, cores_available()),
       .fallback = fallback_report(),
-      .debug = flag("NPU_DEBUG", false),
+      .check_memory = check_memory,
+      .faults = std::move(faults),
       .huge_pages = flag("NPU_HUGE_PAGES", true),
   };
 }

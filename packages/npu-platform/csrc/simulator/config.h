@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "simulator/faults.h"
+
 namespace npu::sim {
 
 // A variable has a value that cannot be used. The text names the variable, the value and the remedy.
@@ -19,7 +21,8 @@ struct Config {
   size_t memory_bytes;       // NPU_SIMULATOR_MEMORY: capacity of each device
   int threads;               // NPU_NUM_THREADS: size of the thread pool, the caller included
   FallbackReport fallback;   // NPU_FALLBACK
-  bool debug;                // NPU_DEBUG: poison freed device memory
+  bool check_memory;         // NPU_DEBUG: memory
+  std::vector<Fault> faults; // NPU_DEBUG: the others
   bool huge_pages;           // NPU_HUGE_PAGES
 };
 

@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "simulator/faults.h"
+
 namespace npu::sim {
 namespace {
 
@@ -13,9 +15,11 @@ void before_fork() {
   Devices* devices = created.load();
   devices->pool().before_fork();
   for (int i = 0; i < devices->count(); ++i) devices->memory(i).mutex().lock();
+  Faults::instance().mutex().lock();
 }
 
 void unlock_memory(Devices* devices) {
+  Faults::instance().mutex().unlock();
   for (int i = devices->count(); i-- > 0;) devices->memory(i).mutex().unlock();
 }
 
@@ -41,6 +45,7 @@ Devices& Devices::instance() {
   // Leaked on purpose: tensors in static storage are freed after static destructors have run.
   static Devices* devices = [] {
     created.store(new Devices(config()));
+    for (const Fault& fault : config().faults) Faults::instance().arm(fault);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return created.load();
   }();

@@ -15,7 +15,9 @@ typedef enum npu_status {
   NPU_ERROR_CONFIG = 1,         /* an environment variable has a bad value */
   NPU_ERROR_INVALID_DEVICE = 2, /* no such ordinal */
   NPU_ERROR_INVALID_VALUE = 3,
-  NPU_ERROR_OUT_OF_MEMORY = 4
+  NPU_ERROR_OUT_OF_MEMORY = 4,
+  NPU_ERROR_LAUNCH_FAILED = 5, /* a kernel failed; the device goes on */
+  NPU_ERROR_DEVICE_LOST = 6    /* everything on the device fails until it is reset */
 } npu_status;
 
 const char* npu_last_error(void);

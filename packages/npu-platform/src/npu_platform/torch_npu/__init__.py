@@ -22,6 +22,7 @@ from .registration import inactive_reason  # noqa: E402
 __all__ = ["autoload", "inactive_reason"]
 
 if inactive_reason() is None:
+    from . import faults as faults
     from .devices import *  # noqa: F403
     from .devices import _is_in_bad_fork as _is_in_bad_fork
     from .distributed import *  # noqa: F403
