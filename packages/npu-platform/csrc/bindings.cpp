@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "aten/alias.h"
+#include "aten/fallback.h"
 #include "aten/weak_ref.h"
 #include "distributed/process_group.h"
 #include "runtime/allocator.h"
@@ -61,6 +62,7 @@ class SkipScope {
 
 PYBIND11_MODULE(_C, m) {
   npu::install_cpu_allocator();
+  npu::prefer_fallback_to_composites();
 
   m.def("device_count", &npu::device_count);
   m.def("device_name", &npu_device_name);

@@ -235,8 +235,8 @@ at::Tensor owning_alias(const at::Tensor& tensor) {
   auto memory = is_in_capture_pool(original->data()) ? borrowed(original->mutable_data()) : shared(original);
   auto storage = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), original->nbytes(), std::move(memory),
                                                   /*allocator=*/nullptr, /*resizable=*/false);
-  auto alias = at::detail::make_tensor<TensorImpl>(c10::Storage(std::move(storage)), DispatchKeySet(DispatchKey::CPU),
-                                                   impl.dtype());
+  const DispatchKeySet keys = DispatchKeySet(DispatchKey::CPU) | (impl.key_set() & kLazyBits);
+  auto alias = at::detail::make_tensor<TensorImpl>(c10::Storage(std::move(storage)), keys, impl.dtype());
   alias.unsafeGetTensorImpl()->set_sizes_and_strides(impl.sizes(), impl.strides(), impl.storage_offset());
   return alias;
 }

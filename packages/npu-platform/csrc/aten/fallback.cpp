@@ -30,6 +30,7 @@ struct OpInfo {
   bool reads_on_host = false;         // its result, or the result's shape, depends on values in device memory
   bool mixes_devices = false;         // CPU tensors beside npu tensors are part of its contract
   std::vector<bool> is_generator;     // by argument; empty when there is none
+  std::vector<bool> is_written;       // by argument
   std::string name;
 };
 
@@ -51,8 +52,10 @@ OpInfo inspect(const c10::OperatorHandle& op) {
   info.writes = schema.is_mutable();
   info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   info.mixes_devices = may_mix_devices(info.name);
+  info.is_written.resize(info.arguments);
   for (size_t i = 0; i < info.arguments; ++i) {
     const auto& argument = schema.arguments()[i];
+    info.is_written[i] = argument.alias_info() && argument.alias_info()->isWrite();
     if (argument.type()->str().find("Generator") != std::string::npos) {
       info.is_generator.resize(info.arguments);
       info.is_generator[i] = true;
@@ -108,15 +111,15 @@ class Arguments {
  private:
   void move(IValue& value, size_t index) {
     if (value.isTensor()) {
-      value = IValue(alias(value.toTensor()));
+      value = IValue(alias(value.toTensor(), index));
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> moved;
-      for (const at::Tensor& tensor : value.toTensorVector()) moved.push_back(alias(tensor));
+      for (const at::Tensor& tensor : value.toTensorVector()) moved.push_back(alias(tensor, index));
       value = IValue(std::move(moved));
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> moved;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        moved.push_back(tensor ? std::optional<at::Tensor>(alias(*tensor)) : std::nullopt);
+        moved.push_back(tensor ? std::optional<at::Tensor>(alias(*tensor, index)) : std::nullopt);
       }
       value = IValue(std::move(moved));
     } else if (value.isDevice()) {
@@ -129,8 +132,9 @@ class Arguments {
     }
   }
 
-  at::Tensor alias(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0) cpu_beside_ = true;
+  // One value on the host may be read beside npu tensors, but never written.
+  at::Tensor alias(const at::Tensor& tensor, size_t index) {
+    if (tensor.defined() && tensor.is_cpu() && (tensor.dim() > 0 || info_.is_written[index])) cpu_beside_ = true;
     return aliases.to_cpu(tensor);
   }
 
@@ -207,6 +211,22 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     });
   }
   if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
+}
+
+void prefer_fallback_to_composites() {
+  using c10::DispatchKey;
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.getNamespace() != "aten") continue;
+    const auto op = dispatcher.findOp(name);
+    const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+    if (!composite || !op->hasKernelForDispatchKey(DispatchKey::CPU) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) {
+      continue;
+    }
+    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }

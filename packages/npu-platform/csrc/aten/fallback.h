@@ -8,4 +8,8 @@ namespace npu {
 // Raises NotImplementedError for an op without a CPU kernel, or for any op under NPU_FALLBACK=error.
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// PyTorch prefers a composite kernel to a fallback even where the CPU has a kernel of its own, which computes other last
+// digits (layer_norm) in fewer launches: for these ops the fallback becomes the kernel. Call it once.
+void prefer_fallback_to_composites();
+
 }  // namespace npu

@@ -7,8 +7,10 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
@@ -139,6 +141,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
+// ---- dropout: the CPU kernel draws from the CPU's generator; here the mask comes from the device's ----
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, optional<bool> train) {
+  if (!train.value_or(true)) return {input.clone(), at::ones_like(input, at::kBool)};
+  const double kept = 1 - p;
+  const Tensor mask = at::empty_like(input, at::kBool).bernoulli_(kept);
+  return {input.mul(mask).mul_(kept == 0 ? 0. : 1 / kept), mask};
+}
+
 // ---- attention: the CPU's choice; its flash kernel then runs as an ordinary fallback, with autograd ----
 int64_t sdp_choice(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask,
                    double dropout, bool causal, optional<double> scale, bool gqa) {
@@ -163,6 +173,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
+  m.impl("native_dropout", native_dropout);
   m.impl("_fused_sdp_choice", sdp_choice);
 }
 

@@ -1,0 +1,81 @@
+"""Every operator captured in a graph and replayed with other inputs gives what eager gives, or is refused by its name."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unittest
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.testing._internal.common_device_type import OpDTypes, instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_leaves
+
+from tests.support.operators import UNDEFINED, call, moved
+from tests.support.parity import compare, see
+
+SAMPLES = 2
+REFUSALS = (
+    r"npu: .*\S is not permitted while a graph is captured",
+    r"npu: \S+ allocated its result differently on replay",
+)
+
+
+class TestGraphs(TestCase):
+    @ops([op for op in op_db if op.name not in UNDEFINED], dtypes=OpDTypes.any_one)
+    def test_replay_with_other_inputs(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
+        pairs = zip(drawn(op, device, dtype, 1), drawn(op, device, dtype, 2), strict=False)
+        replayed = [replays(op, captured, other) for captured, other in itertools.islice(pairs, SAMPLES)]
+        if not any(replayed):
+            self.skipTest("nothing to observe: no sample could be captured")
+
+
+def drawn(op: OpInfo, device: str, dtype: torch.dtype, seed: int) -> Iterator[SampleInput]:
+    """Return samples whose values come from a seed."""
+    torch.manual_seed(seed)
+    return moved(list(itertools.islice(op.sample_inputs("cpu", dtype, set_seed=False), SAMPLES)), device)
+
+
+def replays(op: OpInfo, sample: SampleInput, other: SampleInput) -> bool:
+    """Compare a replay on other values with eager on them; False where the operator is refused."""
+    try:
+        call(op, sample)
+    except unittest.SkipTest:
+        raise
+    except Exception:  # noqa: BLE001 - not an operator of this device or sample: test_operators judges that
+        return False
+    graph = torch.npu.NPUGraph()
+    torch.manual_seed(3)
+    try:
+        with torch.npu.graph(graph):
+            result = call(op, sample)
+        overwrite(sample, other)
+        torch.manual_seed(3)
+        graph.replay()
+    except RuntimeError as error:
+        if any(re.search(refusal, str(error)) for refusal in REFUSALS):
+            return False
+        raise
+    torch.manual_seed(3)
+    compare([see(result)], [see(call(op, sample))])
+    return True
+
+
+def overwrite(sample: SampleInput, other: SampleInput) -> None:
+    """Write the values of another sample into the tensors of this one."""
+    pairs = zip(tensors(sample), tensors(other), strict=True)
+    for target, source in pairs:
+        if target.shape == source.shape and target.dtype == source.dtype and target.device.type == "npu":
+            target.copy_(source)
+
+
+def tensors(sample: SampleInput) -> list[Tensor]:
+    """Return the tensors of a sample."""
+    return [leaf for leaf in tree_leaves([sample.input, sample.args, sample.kwargs]) if isinstance(leaf, Tensor)]
+
+
+instantiate_device_type_tests(TestGraphs, globals(), only_for="npu")
