@@ -108,7 +108,10 @@ at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->device_type() != kNpu) {
-    if (impl->device_type() == c10::kCPU && impl->has_storage()) host_.push_back(storage_of(*impl));
+    if (impl->device_type() == c10::kCPU) {
+      host_beside_ |= impl->dim() > 0;
+      if (impl->has_storage()) host_.push_back(storage_of(*impl));
+    }
     return tensor;
   }
   const c10::DeviceIndex index = impl->device().index();
@@ -129,10 +132,18 @@ at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
   return at::Tensor(std::move(alias));
 }
 
+void Aliases::check_one_device(const char* operation) const {
+  TORCH_CHECK(!device_ || !host_beside_, "Expected all tensors to be on the same device, but found at least two devices, npu:",
+              int(device_.value_or(0)), " and cpu! (in ", operation, ")");
+}
+
 at::Tensor Aliases::to_npu(at::Tensor&& result) {
   if (!result.defined()) return std::move(result);
   TensorImpl* impl = result.unsafeGetTensorImpl();
-  if (impl->device_type() != c10::kCPU || !impl->has_storage()) return std::move(result);
+  if (impl->device_type() != c10::kCPU) return std::move(result);
+  TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage() && !c10::isQIntType(result.scalar_type()),
+                              "npu: its tensors are dense and not quantized, and this op gives a tensor of layout ",
+                              result.layout(), " and dtype ", result.scalar_type(), "; take the tensor to the CPU first, with .cpu()");
   for (const Entry& entry : entries_) {
     if (entry.alias.get() == impl) return at::Tensor(entry.original);
   }

@@ -32,6 +32,8 @@ class Aliases {
   // The index of the npu tensors seen so far; raises when they are of several devices.
   std::optional<c10::DeviceIndex> device() const { return device_; }
   bool empty() const { return entries_.empty(); }
+  // Raises when tensors of the host lie beside those of the device. A single value of the host may.
+  void check_one_device(const char* operation) const;
 
  private:
   struct Entry {
@@ -47,6 +49,7 @@ class Aliases {
   c10::SmallVector<Entry, 8> entries_;
   c10::SmallVector<const c10::StorageImpl*, 4> host_;  // of the CPU arguments
   std::optional<c10::DeviceIndex> device_;
+  bool host_beside_ = false;
 };
 
 // A CPU tensor over the memory of an npu tensor that owns a reference to it (unless a graph under capture owns it).
@@ -75,9 +78,11 @@ class AliasNode : public Node {
   std::vector<const void*> expected_;
 };
 
+enum class Devices { one, mixed };  // whether tensors of the host are part of an op's contract
+
 // Runs `kernel(aliases) -> Tensor or tuple of Tensors`, code for CPU tensors, as one kernel of the device.
 template <class Kernel>
-auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel);
+auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel, Devices devices = Devices::one);
 
 }  // namespace npu
 

@@ -56,9 +56,10 @@ class AliasKernelNode final : public AliasNode {
 }  // namespace detail
 
 template <class Kernel>
-auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel) {
+auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel, Devices devices) {
   Aliases aliases;
   for (at::Tensor& argument : arguments) argument = aliases.to_cpu(argument);
+  if (devices == Devices::one) aliases.check_one_device(name);
   const c10::DeviceIndex device = aliases.device().value_or(thread_state.device);
   std::unique_ptr<detail::AliasKernelNode<Kernel>> node;
   if (C10_UNLIKELY(is_capturing())) {

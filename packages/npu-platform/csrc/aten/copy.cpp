@@ -48,10 +48,11 @@ void copy_bytes(char* target, const char* source, size_t bytes) {
 void copy_on_aliases(const Tensor& source, const Tensor& target) {
   const bool two_devices = source.device().type() == kNpu && source.device() != target.device() && target.device().type() == kNpu;
   const Tensor from = two_devices ? owning_alias(source) : source;
-  launch_on_aliases("aten::_copy_from", {from, target}, [](const std::vector<Tensor>& aliases) {
+  auto kernel = [](const std::vector<Tensor>& aliases) {
     Tensor to = aliases[1];
     return at::native::copy_(to, aliases[0], /*non_blocking=*/false);
-  });
+  };
+  launch_on_aliases("aten::_copy_from", {from, target}, kernel, Devices::mixed);
 }
 
 void cross_link(const Tensor& source, const Tensor& target) {

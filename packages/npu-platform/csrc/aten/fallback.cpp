@@ -36,8 +36,14 @@ struct OpInfo {
 
 // aten ops that take CPU tensors with dimensions beside device tensors, as on other accelerators.
 bool may_mix_devices(std::string_view name) {
-  if (!name.starts_with("aten::")) return true;
-  for (std::string_view part : {"index", "copy", "set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split", "_to_"}) {
+  constexpr std::string_view kNamespace = "aten::";
+  if (!name.starts_with(kNamespace)) return true;
+  name = name.substr(kNamespace.size(), name.find('.') - kNamespace.size());
+  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}) {
+    if (name == taken) return true;
+  }
+  if (name.find("index_copy") != std::string_view::npos) return false;
+  for (std::string_view part : {"copy", "set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split", "_to_"}) {
     if (name.find(part) != std::string_view::npos) return true;
   }
   return false;
@@ -90,9 +96,9 @@ class Arguments {
  public:
   Arguments(const OpInfo& info, Stack& stack) : info_(info), first_(stack.size() - info.arguments) {
     for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
-    TORCH_CHECK(!cpu_beside_ || aliases.empty() || info.mixes_devices,
-                "Expected all tensors to be on the same device, but found at least two devices, npu:",
-                int(aliases.device().value_or(0)), " and cpu! (in ", info.name, ")");
+    if (!info.mixes_devices) aliases.check_one_device(info.name.c_str());
+    TORCH_CHECK(!writes_to_host_ || aliases.empty() || info.mixes_devices,
+                "Expected all tensors to be on the same device, but a result of ", info.name, " is to be written to the cpu");
   }
 
   Aliases aliases;
@@ -132,15 +138,14 @@ class Arguments {
     }
   }
 
-  // One value on the host may be read beside npu tensors, but never written.
   at::Tensor alias(const at::Tensor& tensor, size_t index) {
-    if (tensor.defined() && tensor.is_cpu() && (tensor.dim() > 0 || info_.is_written[index])) cpu_beside_ = true;
+    if (info_.is_written[index] && tensor.defined() && tensor.is_cpu()) writes_to_host_ = true;
     return aliases.to_cpu(tensor);
   }
 
   const OpInfo& info_;
   const size_t first_;
-  bool cpu_beside_ = false;
+  bool writes_to_host_ = false;
   std::optional<c10::DeviceIndex> named_device_;
 };
 

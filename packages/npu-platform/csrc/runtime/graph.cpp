@@ -1,5 +1,7 @@
 #include "runtime/graph.h"
 
+#include <c10/core/AutogradState.h>
+
 #include <fstream>
 
 #include "runtime/caching_allocator.h"
@@ -48,6 +50,10 @@ class Graph final : public at::GraphImplInterface {
     retain_pool(pool_);
     capture_ = std::make_unique<Capture>();
     pool_before_ = std::exchange(thread_state.pool, pool_);
+    // Autograd's own threads capture nothing: until the end the backward runs on this one.
+    auto& autograd = c10::AutogradState::get_tls_state();
+    threads_before_ = autograd.get_multithreading_enabled();
+    autograd.set_multithreading_enabled(false);
     thread_state.capture = capture_.get();
     capturing_ = true;
   }
@@ -92,6 +98,7 @@ class Graph final : public at::GraphImplInterface {
   void stop_capturing() {
     thread_state.capture = nullptr;
     thread_state.pool = pool_before_;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(threads_before_);
     capturing_ = false;
   }
 
@@ -104,6 +111,7 @@ class Graph final : public at::GraphImplInterface {
   std::unique_ptr<Capture> capture_;
   PoolId pool_ = kDefaultPool;
   PoolId pool_before_ = kDefaultPool;
+  bool threads_before_ = true;
   bool capturing_ = false;
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 DEVICE = "npu"
 
@@ -17,6 +18,7 @@ def test_out_argument_on_the_host_is_refused_even_if_it_is_one_value() -> None:
 def test_lazy_conjugate_survives_a_copy_to_another_device(run_python) -> None:
     program = """
 import torch
+import torch.nn.functional as F
 x = torch.tensor([1 + 2j, 3 - 4j], device="npu:0")
 print(x.conj().to("npu:1").tolist() == [1 - 2j, 3 + 4j], x.imag.neg().to("npu:1").tolist())
 print(torch._neg_view(x.imag).to("npu:1").tolist())
@@ -36,3 +38,53 @@ def test_dropout_draws_from_the_devices_generator() -> None:
     kept, mask = torch.native_dropout(x, 0.5, False)
     assert torch.equal(kept, x)
     assert mask.all()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: F.linear(x, torch.ones(4, 4)),
+        lambda x: F.linear(torch.ones(4, 4), x),
+        lambda x: F.conv1d(x[None], torch.ones(4, 4, 1)),
+        lambda x: F.embedding(torch.tensor([0]), x),
+        lambda x: x.index_select(0, torch.tensor([0])),
+        lambda x: x.index_copy(0, torch.tensor([0]), x[:1]),
+    ],
+)
+def test_tensors_of_the_host_are_not_taken_for_those_of_the_device(operation) -> None:
+    with pytest.raises(RuntimeError, match=r"same device|device type"):
+        operation(torch.ones(4, 4, device=DEVICE))
+
+
+def test_index_of_the_host_is_taken_as_on_other_accelerators() -> None:
+    x = torch.arange(12.0, device=DEVICE).view(4, 3)
+    assert torch.equal(x[torch.tensor([1, 3])].cpu(), x.cpu()[[1, 3]])
+    x[torch.tensor([0])] = 7.0
+    assert x[0].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)],
+)
+def test_tensor_that_would_silently_lie_on_the_host_is_refused(operation) -> None:
+    with pytest.raises(NotImplementedError, match=r"dense.*\.cpu\(\)"):
+        operation(torch.ones(2, 2, device=DEVICE))
+
+
+def test_layer_norm_gives_the_digits_of_the_cpu() -> None:
+    x = torch.randn(5, 1)
+    assert torch.equal(F.layer_norm(x.to(DEVICE), (1,)).cpu(), F.layer_norm(x, (1,)))
+
+
+def test_backward_is_captured_with_the_forward() -> None:
+    x, w = torch.randn(4, 4, device=DEVICE), torch.randn(4, 4, device=DEVICE, requires_grad=True)
+    torch.autograd.grad((x @ w).sin().sum(), w)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        (captured,) = torch.autograd.grad((x @ w).sin().sum(), w)
+    x.copy_(torch.randn(4, 4))
+    graph.replay()
+    (expected,) = torch.autograd.grad((x @ w).sin().sum(), w)
+    assert torch.equal(captured, expected)
+    assert torch.autograd.is_multithreading_enabled()
