@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from tests.support.operators import UNDEFINED, call, differentiable, moved, samples
 from tests.support.parity import as_on_cpu, attempt, devices_of, see, shares_memory, without_values
 
-REFERENCES = 25
+REFERENCES = 10
 ONE_OF_EACH = (torch.float32, torch.int64)
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -38,7 +38,7 @@ class TestOperators(TestCase):
         for sample in moved(itertools.islice(op.reference_inputs("cpu", dtype), REFERENCES), device):
             yield attempt(lambda sample=sample: call(op, sample)) if op.name not in UNDEFINED else 0
 
-    @ops(op_db, allowed_dtypes=(torch.float32, torch.complex64))
+    @ops(op_db, allowed_dtypes=(torch.float32,))
     @as_on_cpu
     def test_noncontiguous_inputs(self, device: str, dtype: torch.dtype, op: OpInfo) -> Iterator[Any]:
         for sample in samples(op, device, dtype, differentiable=differentiable(op, dtype)):
@@ -54,17 +54,17 @@ class TestOperators(TestCase):
     @ops([op for op in op_db if op.supports_out], allowed_dtypes=(torch.float32, torch.int64, torch.complex64))
     @as_on_cpu
     def test_out(self, device: str, dtype: torch.dtype, op: OpInfo) -> Iterator[Any]:
-        for sample in samples(op, device, dtype, most=3):
+        for sample in samples(op, device, dtype, most=2):
             for make_out in (torch.empty_like, noncontiguous, of_no_elements, of_another_dtype):
                 yield attempt(lambda sample=sample, make_out=make_out: call_with_out(op, sample, make_out))
-            yield refuses(lambda sample=sample: call_with_out(op, sample, on_another_device))
+            yield device == "cpu" or refuses(lambda sample=sample: call_with_out(op, sample, on_the_host))
 
     @ops(op_db, allowed_dtypes=(torch.float32, torch.int64, torch.bool))
     @as_on_cpu
     def test_variants(self, device: str, dtype: torch.dtype, op: OpInfo) -> Iterator[Any]:
         variants = [op.get_method(), op.get_operator(), *(alias.op for alias in op.aliases)]
         in_place = [op.get_inplace(), op.get_inplace_operator(), *(alias.inplace_variant for alias in op.aliases)]
-        for sample in samples(op, device, dtype, most=3):
+        for sample in samples(op, device, dtype, most=2):
             if not isinstance(sample.input, Tensor) or op.name in UNDEFINED:
                 continue
             for variant in filter(None, variants):
@@ -96,14 +96,15 @@ def results_and_gradients(op: OpInfo, sample: SampleInput, device: str) -> Itera
 
 
 def gradients(result: Any, leaves: list[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of the leaves for results weighted by numbers from 0.5 to 1.5."""
+    """Return the gradients of the leaves for results weighted by numbers from 0.5 to 1.5; their strides are free."""
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not outputs:
         return []
     weights = [
         torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).reshape(y.shape).to(y.device, y.dtype) for y in outputs
     ]
-    return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+    grads = torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
+    return [grad if grad is None or grad.layout is not torch.strided else grad.contiguous() for grad in grads]
 
 
 def in_channels_last(value: Any) -> Any:
@@ -147,9 +148,9 @@ def of_another_dtype(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, dtype=other)
 
 
-def on_another_device(tensor: Tensor) -> Tensor:
-    """Return a tensor on a device that the operator must refuse."""
-    return torch.empty_like(tensor, device="meta" if tensor.is_cpu else "cpu")
+def on_the_host(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU, which the operator must refuse on another device."""
+    return torch.empty_like(tensor, device="cpu")
 
 
 def refuses(function: Callable[[], Any], kind: type[Exception] | tuple = Exception) -> bool:

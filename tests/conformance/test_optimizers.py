@@ -18,7 +18,7 @@ from tests.support.parity import as_on_cpu, attempt
 STEPS = 4
 SHAPES = ((4, 3), (3, 4), (5, 5))  # matrices: Muon takes nothing else
 # Ways to take the same step. The CPU has no foreach by default and nothing capturable: it takes the plain way there.
-WAYS = ("plain", "foreach", "fused", "differentiable", "capturable")
+WAYS = ("plain", "foreach", "fused", "capturable")
 
 
 class TestOptimizers(TestCase):

@@ -225,11 +225,10 @@ void prefer_fallback_to_composites() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
     const auto op = dispatcher.findOp(name);
-    const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-                           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-    if (!composite || !op->hasKernelForDispatchKey(DispatchKey::CPU) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) {
-      continue;
-    }
+    const bool passed_over = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+                             op->hasKernelForDispatchKey(DispatchKey::CPU) &&
+                             !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    if (!passed_over) continue;
     library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
 }
