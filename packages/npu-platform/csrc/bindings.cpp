@@ -91,6 +91,7 @@ PYBIND11_MODULE(_C, m) {
     return device < 0 ? size_t(0) : npu::CachingAllocator::of(device).size_of(pointer);
   });
   m.def("set_memory_limit", [](c10::DeviceIndex device, size_t bytes) { npu::CachingAllocator::of(device).set_limit(bytes); });
+  m.def("memory_limit", [](c10::DeviceIndex device) { return npu::CachingAllocator::of(device).limit(); });
   m.def("memory_snapshot", &snapshot);
   m.def("new_pool_id", &npu::new_pool_id);
   m.def("retain_pool", &npu::retain_pool);

@@ -64,6 +64,12 @@ NAMES = [
     "set_num_threads",
     "get_num_threads",
     "memory_summary",
+    "memory_stats_as_nested_dict",
+    "get_per_process_memory_fraction",
+    "utilization",
+    "temperature",
+    "power_draw",
+    "clock_rate",
 ]
 
 
@@ -88,6 +94,22 @@ def test_properties() -> None:
     assert properties.name == torch.npu.get_device_name() == "Software NPU"
     assert properties.total_memory == torch.npu.mem_get_info()[1]
     assert torch.npu.is_initialized()
+
+
+def test_memory_fraction_can_be_asked() -> None:
+    assert torch.npu.get_per_process_memory_fraction() == 1
+    torch.npu.set_per_process_memory_fraction(0.25)
+    try:
+        assert torch.npu.get_per_process_memory_fraction() == pytest.approx(0.25)
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+
+
+def test_nested_statistics_are_the_flat_ones() -> None:
+    held = torch.ones(1000, device=DEVICE)
+    nested, flat = torch.npu.memory_stats_as_nested_dict(), torch.npu.memory_stats()
+    assert nested["allocated_bytes"]["all"]["current"] == flat["allocated_bytes.all.current"] >= held.nbytes
+    assert nested["num_ooms"] == flat["num_ooms"]
 
 
 def test_another_devices_name_is_refused() -> None:

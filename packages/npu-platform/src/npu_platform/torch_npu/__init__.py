@@ -30,4 +30,5 @@ if inactive_reason() is None:
     from .launches import *  # noqa: F403
     from .memory import *  # noqa: F403
     from .random import *  # noqa: F403
+    from .sensors import *  # noqa: F403
     from .streams import *  # noqa: F403

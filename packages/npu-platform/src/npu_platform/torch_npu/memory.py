@@ -20,6 +20,7 @@ __all__ = [
     "caching_allocator_enable",
     "empty_cache",
     "empty_host_cache",
+    "get_per_process_memory_fraction",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
@@ -27,6 +28,7 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
@@ -46,6 +48,18 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 def memory_stats(device: Device = None) -> dict[str, Any]:
     """Return the counters of the allocator, named as those of ``torch.cuda.memory_stats``."""
     return torch.accelerator.memory_stats(index_of(device))
+
+
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """Return :func:`memory_stats` with a dictionary for each part of a name: ``["allocated_bytes"]["all"]["peak"]``."""
+    nested: dict[str, Any] = {}
+    for name, value in memory_stats(device).items():
+        *path, last = name.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -121,6 +135,12 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
         raise ValueError(msg)
     _free, total = mem_get_info(device)
     _C.set_memory_limit(index_of(device), int(fraction * total))
+
+
+def get_per_process_memory_fraction(device: Device = None) -> float:
+    """Return the part (0 to 1) of a device's memory that this process may use."""
+    _free, total = mem_get_info(device)
+    return _C.memory_limit(index_of(device)) / total
 
 
 class MemPool:
