@@ -1,4 +1,5 @@
 // Copies between host and device, within a device and between devices; reading one value on the host.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/copy_native.h>
 #include <torch/library.h>
@@ -65,6 +66,7 @@ void cross_link(const Tensor& source, const Tensor& target) {
 void copy(const Tensor& source, const Tensor& target) {
   if (sim::is_watched() && source.device() != target.device()) cross_link(source, target);
   if (is_capturing() || !is_plain(source, target)) return copy_on_aliases(source, target);
+  at::assert_no_partial_overlap(target, source);
   launch(device_of_copy(source, target), "aten::_copy_from", [&source, &target] {
     if (source.nbytes() == 0) return;
     copy_bytes(static_cast<char*>(target.mutable_data_ptr()), static_cast<const char*>(source.const_data_ptr()), source.nbytes());

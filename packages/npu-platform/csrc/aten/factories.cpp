@@ -1,5 +1,7 @@
 // Tensors and views: the ops that make or reshape npu tensors without computing.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/is_set_to_native.h>
@@ -32,18 +34,28 @@ void check_options(optional<c10::Layout> layout, optional<bool> pinned) {
   TORCH_CHECK(layout.value_or(c10::kStrided) == c10::kStrided, "npu: only strided tensors can be allocated this way");
 }
 
+// torch.use_deterministic_algorithms: memory without values gets known ones.
+Tensor uninitialized(Tensor&& tensor) {
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return std::move(tensor);
+}
+
 Tensor empty(IntArrayRef size, optional<c10::ScalarType> dtype, optional<c10::Layout> layout,
              optional<c10::Device> device, optional<bool> pinned, optional<c10::MemoryFormat> format) {
   check_options(layout, pinned);
   const auto scope = on(device);
-  return at::detail::empty_generic(size, device_allocator(), kNpuKeys, c10::dtype_or_default(dtype), format);
+  return uninitialized(at::detail::empty_generic(size, device_allocator(), kNpuKeys, c10::dtype_or_default(dtype), format));
 }
 
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<c10::ScalarType> dtype,
                      optional<c10::Layout> layout, optional<c10::Device> device, optional<bool> pinned) {
   check_options(layout, pinned);
   const auto scope = on(device);
-  return at::detail::empty_strided_generic(size, stride, device_allocator(), kNpuKeys, c10::dtype_or_default(dtype));
+  return uninitialized(
+      at::detail::empty_strided_generic(size, stride, device_allocator(), kNpuKeys, c10::dtype_or_default(dtype)));
 }
 
 // ---- views ----

@@ -96,6 +96,7 @@ class Arguments {
  public:
   Arguments(const OpInfo& info, Stack& stack) : info_(info), first_(stack.size() - info.arguments) {
     for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
+    TORCH_CHECK(!wrong_generator_, "Expected a 'npu' device type for generator but found 'cpu' (in ", info.name, ")");
     if (!info.mixes_devices) aliases.check_one_device(info.name.c_str());
     TORCH_CHECK(!writes_to_host_ || aliases.empty() || info.mixes_devices,
                 "Expected all tensors to be on the same device, but a result of ", info.name, " is to be written to the cpu");
@@ -134,7 +135,9 @@ class Arguments {
       value = IValue(c10::Device(c10::kCPU));
     } else if (value.isGenerator() && !info_.is_generator.empty() && info_.is_generator[index]) {
       const at::Generator generator = value.toGenerator();
-      if (generator.defined() && generator.device().type() == kNpu) value = IValue(cpu_generator_of(generator));
+      if (!generator.defined()) return;
+      wrong_generator_ |= generator.device().type() != kNpu;
+      if (!wrong_generator_) value = IValue(cpu_generator_of(generator));
     }
   }
 
@@ -146,6 +149,7 @@ class Arguments {
   const OpInfo& info_;
   const size_t first_;
   bool writes_to_host_ = false;
+  bool wrong_generator_ = false;
   std::optional<c10::DeviceIndex> named_device_;
 };
 

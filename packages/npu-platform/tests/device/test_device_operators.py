@@ -88,3 +88,26 @@ def test_backward_is_captured_with_the_forward() -> None:
     (expected,) = torch.autograd.grad((x @ w).sin().sum(), w)
     assert torch.equal(captured, expected)
     assert torch.autograd.is_multithreading_enabled()
+
+
+def test_copy_between_overlapping_parts_of_a_tensor_is_refused() -> None:
+    x = torch.arange(9.0, device=DEVICE)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        x[1:].copy_(x[:-1])
+    assert x.copy_(x).tolist() == list(range(9))
+
+
+def test_uninitialized_memory_is_filled_where_results_are_to_be_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3, device=DEVICE).isnan().all()
+        assert torch.empty_strided((2, 2), (1, 2), device=DEVICE).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_generator_of_the_host_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="'npu' device type for generator"):
+        torch.rand(3, device=DEVICE, generator=torch.Generator())
+    seeded = [torch.rand(3, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*seeded)
