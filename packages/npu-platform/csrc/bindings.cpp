@@ -128,5 +128,5 @@ PYBIND11_MODULE(_C, m) {
   py::class_<SkipScope>(m, "SkipScope").def(py::init<SkipScope::Names>()).def("leave", &SkipScope::leave);
   m.def("cpu_alias", &npu::owning_alias);
   m.def("define_weak_ref_tensor", &npu::define_weak_ref_tensor);
-  m.def("make_process_group", &npu::make_process_group);
+  m.def("make_process_group", &npu::make_process_group, py::call_guard<py::gil_scoped_release>());
 }

@@ -1,7 +1,12 @@
 #include "distributed/process_group.h"
 
+#include <memory>
+
 #include "aten/alias.h"
-#include "runtime/graph.h"
+#include "distributed/reduce.h"
+#include "distributed/rendezvous.h"
+#include "distributed/shared_group.h"
+#include "distributed/work.h"
 #include "runtime/launch.h"
 
 namespace npu {
@@ -12,6 +17,8 @@ using namespace c10d;  // NOLINT: the option and work types of every signature b
 using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<Tensor>;
 using TensorLists = std::vector<Tensors>;
+using Milliseconds = std::chrono::milliseconds;
+using Op = ReduceOp::RedOpType;
 
 // Work is asynchronous, so the aliases own their memory.
 Tensors owning_aliases(const Tensors& tensors) {
@@ -25,148 +32,481 @@ TensorLists owning_aliases(const TensorLists& lists) {
   return aliases;
 }
 
-class DoneWork final : public Work {
- public:
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  void synchronize() override {}
+Tensors joined(const Tensors& one, const Tensors& other) {
+  Tensors all = one;
+  all.insert(all.end(), other.begin(), other.end());
+  return all;
+}
+
+Tensors flat(const TensorLists& lists) {
+  Tensors all;
+  for (const Tensors& tensors : lists) all.insert(all.end(), tensors.begin(), tensors.end());
+  return all;
+}
+
+Bytes bytes_of(const Tensor& tensor) { return static_cast<Bytes>(tensor.mutable_data_ptr()); }
+
+template <class Pointer>
+std::vector<Pointer> all_bytes_of(const Tensors& tensors) {
+  std::vector<Pointer> pointers;
+  for (const Tensor& tensor : tensors) pointers.push_back(bytes_of(tensor));
+  return pointers;
+}
+
+// The parts of a tensor that belong to the ranks, one after the other.
+template <class Pointer>
+std::vector<Pointer> parts_of(const Tensor& tensor, int ranks) {
+  std::vector<Pointer> parts;
+  for (int rank = 0; rank < ranks; ++rank) parts.push_back(bytes_of(tensor) + tensor.nbytes() / size_t(ranks) * size_t(rank));
+  return parts;
+}
+
+const Tensor& only_one(const char* name, const Tensors& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "npuccl: ", name, " takes one tensor a rank, not ", tensors.size(), ".");
+  return tensors[0];
+}
+const Tensors& only_one(const char* name, const TensorLists& lists) {
+  TORCH_CHECK_VALUE(lists.size() == 1, "npuccl: ", name, " takes one list of tensors a rank, not ", lists.size(), ".");
+  return lists[0];
+}
+
+void check_contiguous(const char* name, const Tensors& tensors) {
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.is_contiguous(), "npuccl: ", name, " needs contiguous tensors, not one of shape ",
+                      tensor.sizes(), " with strides ", tensor.strides(), ": call contiguous() first.");
+  }
+}
+
+// `parts` are the shares of `ranks` ranks of the same dtype; the same length as `one` each, unless `uneven`.
+void check_parts(const char* name, const Tensor& one, const Tensors& parts, int ranks, bool uneven = false) {
+  TORCH_CHECK_VALUE(int(parts.size()) == ranks, "npuccl: ", name, " needs ", ranks, " tensors, one a rank, not ",
+                    parts.size(), ".");
+  for (const Tensor& part : parts) {
+    TORCH_CHECK_VALUE(part.scalar_type() == one.scalar_type() && (uneven || part.numel() == one.numel()), "npuccl: ", name,
+                      " needs tensors of one dtype and size, not ", one.scalar_type(), " of ", one.numel(),
+                      " elements beside ", part.scalar_type(), " of ", part.numel(), ".");
+  }
+}
+
+void check_whole(const char* name, const Tensor& part, const Tensor& whole, int ranks) {
+  TORCH_CHECK_VALUE(whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * ranks, "npuccl: ", name,
+                    " over ", ranks, " ranks needs one tensor ", ranks, " times the other, of one dtype, not ",
+                    part.scalar_type(), " of ", part.numel(), " elements and ", whole.scalar_type(), " of ", whole.numel(),
+                    ".");
+}
+
+Reduction reduction_of(const char* name, const Tensor& tensor, Op op) {
+  check_reduction(name, tensor.scalar_type(), op);
+  return {tensor.scalar_type(), op_of(tensor.scalar_type(), op), tensor.numel()};
+}
+
+// One gather of several: outputs[r] takes the sizes[r] bytes of rank r.
+struct OneGather {
+  ConstBytes input;
+  std::vector<Bytes> outputs;
+  std::vector<size_t> sizes;
 };
+
+// What all_gather does for several inputs: outputs[i][r] takes input i of rank r.
+auto gathering(const Tensors& inputs, const TensorLists& outputs) {
+  std::vector<OneGather> all;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    all.push_back({bytes_of(inputs[i]), all_bytes_of<Bytes>(outputs[i]), {}});
+    for (const Tensor& output : outputs[i]) all.back().sizes.push_back(output.nbytes());
+  }
+  return [all = std::move(all)](const SharedCall& call) {
+    for (const OneGather& one : all) shared_all_gather(call, one.input, one.outputs, one.sizes);
+  };
+}
 
 class ProcessGroup final : public Backend {
  public:
-  explicit ProcessGroup(c10::intrusive_ptr<Backend> host) : Backend(host->getRank(), host->getSize()), host_(std::move(host)) {}
+  ProcessGroup(c10::intrusive_ptr<Backend> host, std::unique_ptr<SharedSegment> segment)
+      : Backend(host->getRank(), host->getSize()),
+        host_(std::move(host)),
+        timeout_(host_->getBackendOptions()->timeout),
+        health_(std::make_shared<Health>(getRank(), getSize())) {
+    if (segment) group_ = std::make_shared<SharedGroup>(std::move(segment), health_);
+  }
+  ~ProcessGroup() override {
+    if (group_) group_->close();
+  }
 
   const std::string getBackendName() const override { return "npuccl"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return host_->getBackendOptions(); }
-  void setTimeout(std::chrono::milliseconds timeout) override { host_->setTimeout(timeout); }
+  void setTimeout(Milliseconds timeout) override {
+    timeout_ = timeout;
+    host_->setTimeout(timeout);
+  }
   void setSequenceNumberForGroup() override { host_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return host_->getSequenceNumberForGroup(); }
-  void abort() override { host_->abort(); }
+  void abort() override {
+    if (group_) group_->close();
+    host_->abort();
+  }
   void shutdown() override { host_->shutdown(); }
 
+  // ---- through shared memory when the ranks share a host ----
+
   WorkPtr broadcast(Tensors& tensors, const BroadcastOptions& options) override {
-    return run("broadcast", [a = owning_aliases(tensors), options](Backend& host) mutable { return host.broadcast(a, options); });
+    static constexpr const char* name = "broadcast";
+    const Tensor& tensor = only_one(name, tensors);
+    check_contiguous(name, tensors);
+    if (!group_) {
+      return on_host(name, tensors, [a = owning_aliases(tensors), options](Backend& host) mutable {
+        return host.broadcast(a, options);
+      });
+    }
+    return shared(name, options, tensors, tensors,
+                  [data = bytes_of(tensor), bytes = tensor.nbytes(), root = int(options.rootRank)](const SharedCall& call) {
+                    shared_broadcast(call, data, bytes, root);
+                  });
   }
+
   WorkPtr allreduce(Tensors& tensors, const AllreduceOptions& options) override {
-    return run("all_reduce", [a = owning_aliases(tensors), options](Backend& host) mutable { return host.allreduce(a, options); });
+    only_one("all_reduce", tensors);
+    return all_reduce("all_reduce", tensors, options);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const AllreduceCoalescedOptions& options) override {
-    return run("all_reduce_coalesced",
-               [a = owning_aliases(tensors), options](Backend& host) mutable { return host.allreduce_coalesced(a, options); });
+    return all_reduce("all_reduce_coalesced", tensors, options);
   }
+
   WorkPtr reduce(Tensors& tensors, const ReduceOptions& options) override {
-    return run("reduce", [a = owning_aliases(tensors), options](Backend& host) mutable { return host.reduce(a, options); });
+    static constexpr const char* name = "reduce";
+    const Tensor& tensor = only_one(name, tensors);
+    check_contiguous(name, tensors);
+    const Reduction what = reduction_of(name, tensor, options.reduceOp);
+    if (!group_) {
+      return reduced_on_host(name, tensors, what, [a = owning_aliases(tensors), options = options](Backend& host, Op op) mutable {
+        options.reduceOp = op;
+        return host.reduce(a, options);
+      });
+    }
+    return shared(name, options, tensors, tensors,
+                  [what, data = bytes_of(tensor), root = int(options.rootRank)](const SharedCall& call) {
+                    shared_reduce(call, what, data, root);
+                  });
   }
+
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) override {
-    return run("all_gather", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.allgather(o, i, options);
-    });
-  }
-  WorkPtr _allgather_base(Tensor& output, Tensor& input, const AllgatherOptions& options) override {
-    return run("all_gather_into_tensor", [o = owning_alias(output), i = owning_alias(input), options](Backend& host) mutable {
-      return host._allgather_base(o, i, options);
-    });
+    static constexpr const char* name = "all_gather";
+    const Tensor& input = only_one(name, inputs);
+    const Tensors& parts = only_one(name, outputs);
+    check_contiguous(name, joined(inputs, parts));
+    check_parts(name, input, parts, getSize(), /*uneven=*/true);
+    if (!group_) {
+      return on_host(name, parts, [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
+        return host.allgather(o, i, options);
+      });
+    }
+    return shared(name, options, joined(inputs, parts), parts, gathering({input}, {parts}));
   }
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) override {
-    return run("all_gather_coalesced", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.allgather_coalesced(o, i, options);
-    });
+    static constexpr const char* name = "all_gather_coalesced";
+    TensorLists by_input(inputs.size());
+    for (const Tensors& of_rank : outputs) {
+      check_parts(name, inputs[0], of_rank, int(inputs.size()), /*uneven=*/true);
+      for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_rank[i]);
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) check_parts(name, inputs[i], by_input[i], getSize());
+    const Tensors all = flat(outputs);
+    check_contiguous(name, joined(inputs, all));
+    if (!group_) {
+      return on_host(name, all, [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
+        return host.allgather_coalesced(o, i, options);
+      });
+    }
+    return shared(name, options, joined(inputs, all), all, gathering(inputs, by_input));
+  }
+  WorkPtr _allgather_base(Tensor& output, Tensor& input, const AllgatherOptions& options) override {
+    static constexpr const char* name = "all_gather_into_tensor";
+    check_contiguous(name, {output, input});
+    check_whole(name, input, output, getSize());
+    if (!group_) {
+      return on_host(name, {output}, [o = owning_alias(output), i = owning_alias(input), options](Backend& host) mutable {
+        return host._allgather_base(o, i, options);
+      });
+    }
+    return gather_into(name, {output}, {input}, options);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const AllgatherOptions& options) override {
-    return run("all_gather_into_tensor_coalesced", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.allgather_into_tensor_coalesced(o, i, options);
-    });
+    static constexpr const char* name = "all_gather_into_tensor_coalesced";
+    check_contiguous(name, joined(inputs, outputs));
+    TORCH_CHECK_VALUE(inputs.size() == outputs.size(), "npuccl: ", name, " needs an output for each input.");
+    for (size_t i = 0; i < inputs.size(); ++i) check_whole(name, inputs[i], outputs[i], getSize());
+    if (!group_) {
+      return on_host(name, outputs, [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
+        return host.allgather_into_tensor_coalesced(o, i, options);
+      });
+    }
+    return gather_into(name, outputs, inputs, options);
   }
+
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const GatherOptions& options) override {
-    return run("gather", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.gather(o, i, options);
-    });
+    static constexpr const char* name = "gather";
+    const Tensor& input = only_one(name, inputs);
+    const Tensors parts = getRank() == options.rootRank ? only_one(name, outputs) : Tensors();
+    check_contiguous(name, joined(inputs, parts));
+    if (getRank() == options.rootRank) check_parts(name, input, parts, getSize());
+    if (!group_) {
+      return on_host(name, parts, [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
+        return host.gather(o, i, options);
+      });
+    }
+    return shared(name, options, joined(inputs, parts), parts,
+                  [in = bytes_of(input), out = all_bytes_of<Bytes>(parts), bytes = input.nbytes(),
+                   root = int(options.rootRank)](const SharedCall& call) { shared_gather(call, in, out, bytes, root); });
   }
+
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const ScatterOptions& options) override {
-    return run("scatter", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.scatter(o, i, options);
-    });
+    static constexpr const char* name = "scatter";
+    const Tensor& output = only_one(name, outputs);
+    const Tensors parts = getRank() == options.rootRank ? only_one(name, inputs) : Tensors();
+    check_contiguous(name, joined(outputs, parts));
+    if (getRank() == options.rootRank) check_parts(name, output, parts, getSize());
+    if (!group_) {
+      return on_host(name, outputs, [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
+        return host.scatter(o, i, options);
+      });
+    }
+    return shared(name, options, joined(outputs, parts), outputs,
+                  [in = all_bytes_of<ConstBytes>(parts), out = bytes_of(output), bytes = output.nbytes(),
+                   root = int(options.rootRank)](const SharedCall& call) { shared_scatter(call, in, out, bytes, root); });
   }
+
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const ReduceScatterOptions& options) override {
-    return run("reduce_scatter", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.reduce_scatter(o, i, options);
-    });
+    static constexpr const char* name = "reduce_scatter";
+    const Tensor& output = only_one(name, outputs);
+    const Tensors& parts = only_one(name, inputs);
+    check_contiguous(name, joined(outputs, parts));
+    check_parts(name, output, parts, getSize());
+    const Reduction what = reduction_of(name, output, options.reduceOp);
+    if (!group_) {
+      return reduced_on_host(name, outputs, what,
+                             [o = owning_aliases(outputs), i = owning_aliases(inputs), options = options](Backend& host, Op op) mutable {
+                               options.reduceOp = op;
+                               return host.reduce_scatter(o, i, options);
+                             });
+    }
+    return shared(name, options, joined(outputs, parts), outputs,
+                  [what, in = all_bytes_of<ConstBytes>(parts), out = bytes_of(output)](const SharedCall& call) {
+                    shared_reduce_scatter(call, what, in, out);
+                  });
   }
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input, const ReduceScatterOptions& options) override {
-    return run("reduce_scatter_tensor", [o = owning_alias(output), i = owning_alias(input), options](Backend& host) mutable {
-      return host._reduce_scatter_base(o, i, options);
-    });
+    Tensors outputs{output}, inputs{input};
+    return scatter_reduced("reduce_scatter_tensor", outputs, inputs, options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const ReduceScatterOptions& options) override {
-    return run("reduce_scatter_tensor_coalesced", [o = owning_aliases(outputs), i = owning_aliases(inputs), options](Backend& host) mutable {
-      return host.reduce_scatter_tensor_coalesced(o, i, options);
-    });
+    return scatter_reduced("reduce_scatter_tensor_coalesced", outputs, inputs, options);
   }
+
+  WorkPtr barrier(const BarrierOptions& options) override {
+    static constexpr const char* name = "barrier";
+    if (group_) return shared(name, options, {}, {}, [](const SharedCall& call) { shared_barrier(call); });
+    BarrierOptions for_host = options;
+    for_host.device_ids.clear();
+    for_host.device.reset();
+    return on_host(name, {}, [for_host](Backend& host) { return host.barrier(for_host); });
+  }
+
+  // ---- by the host's backend: rank by rank, or of sizes that only some ranks know ----
+
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
                         const AllToAllOptions& options) override {
-    return run("all_to_all_single", [o = owning_alias(output), i = owning_alias(input), output_sizes, input_sizes, options](
-                                        Backend& host) mutable {
-      return host.alltoall_base(o, i, output_sizes, input_sizes, options);
-    });
+    check_contiguous("all_to_all_single", {output, input});
+    return on_host("all_to_all_single", {output},
+                   [o = owning_alias(output), i = owning_alias(input), output_sizes, input_sizes, options](Backend& host) mutable {
+                     return host.alltoall_base(o, i, output_sizes, input_sizes, options);
+                   });
   }
   // gloo has none of its own: made of sends and receives.
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions&) override {
-    return run("all_to_all", [o = owning_aliases(outputs), i = owning_aliases(inputs), rank = getRank(), tag = kAllToAllTag](Backend& host) mutable {
-      return exchange(host, o, i, rank, tag);
-    });
+    check_contiguous("all_to_all", joined(outputs, inputs));
+    return on_host("all_to_all", outputs,
+                   [o = owning_aliases(outputs), i = owning_aliases(inputs), rank = getRank(), health = health_](
+                       Backend& host) mutable { return exchange(host, o, i, rank, health); });
   }
   WorkPtr send(Tensors& tensors, int target, int tag) override {
-    return run("send", [a = owning_aliases(tensors), target, tag](Backend& host) mutable { return host.send(a, target, tag); });
+    check_contiguous("send", tensors);
+    return on_host("send", tensors, [a = owning_aliases(tensors), target, tag](Backend& host) mutable {
+      return host.send(a, target, tag);
+    });
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
-    return run("recv", [a = owning_aliases(tensors), source, tag](Backend& host) mutable { return host.recv(a, source, tag); });
+    check_contiguous("recv", tensors);
+    return on_host("recv", tensors, [a = owning_aliases(tensors), source, tag](Backend& host) mutable {
+      return host.recv(a, source, tag);
+    });
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return run("recv_anysource", [a = owning_aliases(tensors), tag](Backend& host) mutable { return host.recvAnysource(a, tag); });
-  }
-  WorkPtr barrier(const BarrierOptions& options) override {
-    BarrierOptions on_host = options;
-    on_host.device_ids.clear();
-    on_host.device.reset();
-    return run("barrier", [on_host](Backend& host) { return host.barrier(on_host); });
+    check_contiguous("recv", tensors);
+    return on_host("recv", tensors, [a = owning_aliases(tensors), tag](Backend& host) mutable {
+      return host.recvAnysource(a, tag);
+    });
   }
 
  private:
   static constexpr int kAllToAllTag = 0x4e50;
 
-  // Starts the collective; in a graph under capture it is waited for, and repeated so at each replay.
-  template <class Collective>
-  WorkPtr run(const char* name, Collective collective) {
-    const c10::DeviceIndex device = thread_state.device;
-    if (C10_LIKELY(!is_capturing())) {
-      KernelScope inside(device, name);
-      return collective(*host_);
+  template <class Options>
+  WorkPtr all_reduce(const char* name, const Tensors& tensors, const Options& options) {
+    check_contiguous(name, tensors);
+    c10::SmallVector<std::pair<Reduction, Bytes>, 1> each;
+    for (const Tensor& tensor : tensors) each.emplace_back(reduction_of(name, tensor, options.reduceOp), bytes_of(tensor));
+    if (each.empty()) return SharedWork::done({});
+    if (!group_) {
+      return reduced_on_host(name, tensors, each[0].first, [a = owning_aliases(tensors), options = options](Backend& host, Op op) mutable {
+        options.reduceOp = op;
+        if constexpr (std::is_same_v<Options, AllreduceOptions>) {
+          return host.allreduce(a, options);
+        } else {
+          return host.allreduce_coalesced(a, options);
+        }
+      });
     }
-    launch(device, name, [host = host_, collective]() mutable { collective(*host)->wait(); });
-    return c10::make_intrusive<DoneWork>();
+    return shared(name, options, tensors, tensors, [each = std::move(each)](const SharedCall& call) {
+      for (const auto& [what, data] : each) shared_all_reduce(call, what, data);
+    });
   }
 
-  static WorkPtr exchange(Backend& host, Tensors& outputs, Tensors& inputs, int rank, int tag) {
+  WorkPtr gather_into(const char* name, const Tensors& outputs, const Tensors& inputs, const AllgatherOptions& options) {
+    std::vector<OneGather> all;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      all.push_back({bytes_of(inputs[i]), parts_of<Bytes>(outputs[i], getSize()),
+                     std::vector<size_t>(size_t(getSize()), inputs[i].nbytes())});
+    }
+    return shared(name, options, joined(inputs, outputs), outputs, [all = std::move(all)](const SharedCall& call) {
+      for (const OneGather& one : all) shared_all_gather(call, one.input, one.outputs, one.sizes);
+    });
+  }
+
+  WorkPtr scatter_reduced(const char* name, Tensors& outputs, Tensors& inputs, const ReduceScatterOptions& options) {
+    struct One {
+      Reduction what;
+      std::vector<ConstBytes> inputs;
+      Bytes output;
+    };
+    check_contiguous(name, joined(inputs, outputs));
+    TORCH_CHECK_VALUE(inputs.size() == outputs.size(), "npuccl: ", name, " needs an output for each input.");
+    std::vector<One> all;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      check_whole(name, outputs[i], inputs[i], getSize());
+      all.push_back({reduction_of(name, outputs[i], options.reduceOp), parts_of<ConstBytes>(inputs[i], getSize()),
+                     bytes_of(outputs[i])});
+    }
+    if (all.empty()) return SharedWork::done({});
+    if (!group_) {
+      return reduced_on_host(name, outputs, all[0].what,
+                             [o = owning_aliases(outputs), i = owning_aliases(inputs), options = options](Backend& host, Op op) mutable {
+                               options.reduceOp = op;
+                               return host.reduce_scatter_tensor_coalesced(o, i, options);
+                             });
+    }
+    return shared(name, options, joined(inputs, outputs), outputs, [all = std::move(all)](const SharedCall& call) {
+      for (const One& one : all) shared_reduce_scatter(call, one.what, one.inputs, one.output);
+    });
+  }
+
+  // Runs body(SharedCall), which knows plain memory only: now, later (async), and at each replay of a graph under capture.
+  // `tensors` own that memory.
+  template <class Options, class Body>
+  WorkPtr shared(const char* name, const Options& options, const Tensors& tensors, const Tensors& outputs, Body body) {
+    const c10::DeviceIndex device = tensors.empty() ? thread_state.device : tensors[0].device().index();
+    const Milliseconds timeout = options.timeout > Milliseconds(0) ? options.timeout : timeout_.load();
+    if (C10_UNLIKELY(is_capturing())) {
+      launch(device, name, [group = group_, name, timeout, body = std::move(body), memory = owning_aliases(tensors)]() mutable {
+        group->run(name, timeout, body);
+      });
+      return SharedWork::done(outputs);
+    }
+    if (!options.asyncOp) {
+      KernelScope inside(device, name);
+      group_->run(name, timeout, body);
+      return SharedWork::done(outputs);
+    }
+    auto work = c10::make_intrusive<SharedWork>(outputs);
+    auto kernel = [device, name, body = std::move(body), memory = owning_aliases(tensors)](const SharedCall& call) mutable {
+      KernelScope inside(device, name);
+      body(call);
+    };
+    group_->run_later(name, timeout, std::move(kernel), [work](std::exception_ptr error) { work->finish_with(error); });
+    return work;
+  }
+
+  // Starts a collective of the host's backend; in a graph under capture it is waited for, and repeated so at each replay.
+  template <class Collective>
+  WorkPtr on_host(const char* name, const Tensors& outputs, Collective collective) {
+    health_->check(name);
+    const c10::DeviceIndex device = outputs.empty() ? thread_state.device : outputs[0].device().index();
+    auto start = [host = host_, health = health_, name, collective = std::move(collective)](Tensors results) mutable -> WorkPtr {
+      health->check(name);
+      return c10::make_intrusive<HostWork>(started(name, *health, [&] { return collective(*host); }), name, std::move(results),
+                                           health);
+    };
+    if (C10_UNLIKELY(is_capturing())) {
+      launch(device, name, [start = std::move(start)]() mutable { start({})->wait(); });
+      return SharedWork::done(outputs);
+    }
+    KernelScope inside(device, name);
+    return start(outputs);
+  }
+
+  // gloo refuses arguments by c10::Error, which is the caller's; anything else is a lost connection.
+  template <class Start>
+  static WorkPtr started(const char* name, Health& health, Start start) {
+    try {
+      return start();
+    } catch (const c10::Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      health.fail(name, c10::str("the connection to another rank failed: ", error.what()));
+    }
+  }
+
+  // The same for collective(Backend&, op). gloo knows no averages: they are sums, waited for and divided.
+  template <class Collective>
+  WorkPtr reduced_on_host(const char* name, const Tensors& outputs, const Reduction& what, Collective collective) {
+    if (what.op != ReduceOp::AVG) {
+      return on_host(name, outputs, [collective = std::move(collective), op = what.op](Backend& host) mutable {
+        return collective(host, op);
+      });
+    }
+    auto averaged = [collective = std::move(collective), sums = owning_aliases(outputs), name, health = health_,
+                     size = getSize()](Backend& host) mutable -> WorkPtr {
+      HostWork::wait_for(collective(host, ReduceOp::SUM), name, health);
+      at::NoGradGuard no_grad;
+      for (Tensor& sum : sums) sum.div_(size);
+      return SharedWork::done({});
+    };
+    return on_host(name, outputs, std::move(averaged));
+  }
+
+  static WorkPtr exchange(Backend& host, Tensors& outputs, Tensors& inputs, int rank, const std::shared_ptr<Health>& health) {
     outputs[size_t(rank)].copy_(inputs[size_t(rank)]);
     std::vector<WorkPtr> pending;
     for (int peer = 0; peer < int(inputs.size()); ++peer) {
       if (peer == rank) continue;
       Tensors out{inputs[size_t(peer)]}, in{outputs[size_t(peer)]};
-      pending.push_back(host.send(out, peer, tag));
-      pending.push_back(host.recv(in, peer, tag));
+      pending.push_back(host.send(out, peer, kAllToAllTag));
+      pending.push_back(host.recv(in, peer, kAllToAllTag));
     }
-    for (auto& work : pending) work->wait();
-    return c10::make_intrusive<DoneWork>();
+    for (auto& work : pending) HostWork::wait_for(work, "all_to_all", health);
+    return SharedWork::done({});
   }
 
   c10::intrusive_ptr<Backend> host_;
+  std::atomic<Milliseconds> timeout_;
+  std::shared_ptr<Health> health_;
+  std::shared_ptr<SharedGroup> group_;  // null: the ranks do not share a host
 };
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_process_group(c10::intrusive_ptr<c10d::Backend> host) {
-  return c10::make_intrusive<ProcessGroup>(std::move(host));
+std::pair<c10::intrusive_ptr<c10d::Backend>, std::string> make_process_group(
+    c10::intrusive_ptr<c10d::Backend> host, const c10::intrusive_ptr<c10d::Store>& store, const std::string& host_name) {
+  auto [segment, refusal] = share_memory(*store, host->getRank(), host->getSize(), host_name);
+  return {c10::make_intrusive<ProcessGroup>(std::move(host), std::move(segment)), std::move(refusal)};
 }
 
 }  // namespace npu

@@ -2,10 +2,17 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <utility>
 
 namespace npu {
 
-// The backend "npuccl": the collectives of `host` (gloo) on aliases of npu tensors.
-c10::intrusive_ptr<c10d::Backend> make_process_group(c10::intrusive_ptr<c10d::Backend> host);
+// The backend "npuccl". Ranks on one host exchange through memory that they share; what that does not cover, and ranks on
+// several hosts, use the collectives of `host` (gloo) on aliases of the npu tensors. All ranks of the group make theirs
+// together. `host_name` identifies the host ("": nothing does). Also returns why memory is not shared ("": it is).
+std::pair<c10::intrusive_ptr<c10d::Backend>, std::string> make_process_group(
+    c10::intrusive_ptr<c10d::Backend> host, const c10::intrusive_ptr<c10d::Store>& store, const std::string& host_name);
 
 }  // namespace npu

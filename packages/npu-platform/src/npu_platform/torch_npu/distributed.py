@@ -1,7 +1,11 @@
-"""Owns the process group backend ``npuccl``: collectives of npu tensors over gloo, without copies."""
+"""Owns the process group backend ``npuccl``: collectives of npu tensors, over shared memory within one host."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["BACKEND"]
 
 BACKEND = "npuccl"
+logger = logging.getLogger("vllm.npu_platform.distributed")
 
 
 def register_backend() -> None:
@@ -26,4 +31,22 @@ def _create(
     from npu_platform import _C
 
     host = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    return _C.make_process_group(host)
+    backend, refusal = _C.make_process_group(host, store, _host_name())
+    if refusal:
+        _say_once_that_gloo_is_used(refusal)
+    return backend
+
+
+@functools.cache
+def _host_name() -> str:
+    """Return what only processes that can share memory with this one have in common, "" when that is unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _say_once_that_gloo_is_used(refusal: str) -> None:
+    logger.warning("npuccl: ranks do not share memory, so their collectives go through gloo: %s", refusal)

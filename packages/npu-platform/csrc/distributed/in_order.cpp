@@ -1,0 +1,50 @@
+#include "distributed/in_order.h"
+
+namespace npu {
+
+void InOrder::wait_for(Ticket ticket) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return serving_ == ticket; });
+}
+
+void InOrder::next() {
+  std::lock_guard lock(mutex_);
+  ++serving_;
+  changed_.notify_all();
+}
+
+void InOrder::run_later(std::function<void()> task) {
+  std::lock_guard lock(mutex_);
+  queue_.emplace_back(tickets_++, std::move(task));
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  changed_.notify_all();
+}
+
+void InOrder::work() {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    auto [ticket, task] = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    Turn turn(*this, ticket);
+    task();
+    task = nullptr;  // what it owns goes before the next one's turn
+  }
+}
+
+void InOrder::stop() {
+  if (getpid() != process_) {
+    if (worker_.joinable()) worker_.detach();
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+}  // namespace npu

@@ -1,0 +1,64 @@
+// The order of a group's collectives: one after the other, as they were called, whether they are waited for or not.
+#pragma once
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace npu {
+
+class InOrder {
+ public:
+  ~InOrder() { stop(); }
+
+  // Runs the task on this thread when all earlier ones are done.
+  template <class Task>
+  void run(Task&& task) {
+    Turn turn(*this, take_ticket());
+    task();
+  }
+
+  // Runs the task, which must not throw, on a thread of its own when all earlier ones are done.
+  void run_later(std::function<void()> task);
+
+  // Waits for the tasks that are under way or queued (in a forked child there are none, and no thread).
+  void stop();
+
+ private:
+  using Ticket = uint64_t;
+
+  class Turn {
+   public:
+    Turn(InOrder& order, Ticket ticket) : order_(order) { order.wait_for(ticket); }
+    ~Turn() { order_.next(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    InOrder& order_;
+  };
+
+  Ticket take_ticket() {
+    std::lock_guard lock(mutex_);
+    return tickets_++;
+  }
+  void wait_for(Ticket ticket);
+  void next();
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Ticket tickets_ = 0, serving_ = 0;
+  std::deque<std::pair<Ticket, std::function<void()>>> queue_;
+  bool stopping_ = false;
+  std::thread worker_;  // started by the first run_later()
+  const pid_t process_ = getpid();
+};
+
+}  // namespace npu

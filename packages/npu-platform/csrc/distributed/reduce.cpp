@@ -1,0 +1,185 @@
+#include "distributed/reduce.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+namespace npu {
+namespace {
+
+using RedOp = c10d::ReduceOp;
+
+constexpr int64_t kBlock = 512;  // elements whose accumulators stay in the first level cache
+
+// What a dtype is accumulated in: integers wrap around, so without a sign.
+template <class T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <class T>
+  requires std::is_integral_v<T>
+struct AccumulatorOf<T> {
+  using type = std::conditional_t<sizeof(T) < 4, uint32_t, std::make_unsigned_t<T>>;
+};
+template <>
+struct AccumulatorOf<c10::BFloat16> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<c10::Half> {
+  using type = float;
+};
+
+template <class T>
+inline T to_element(typename AccumulatorOf<T>::type value) {
+  return static_cast<T>(value);
+}
+// c10's rounding, without its branch: the loop becomes vector code.
+template <>
+inline c10::BFloat16 to_element<c10::BFloat16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return c10::BFloat16(uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded), c10::BFloat16::from_bits());
+}
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) { return a + b; }
+};
+struct Product {
+  template <class T>
+  static T apply(T a, T b) { return a * b; }
+};
+struct Min {
+  template <class T>
+  static T apply(T a, T b) { return b < a ? b : a; }
+};
+struct Max {
+  template <class T>
+  static T apply(T a, T b) { return a < b ? b : a; }
+};
+struct And {
+  template <class T>
+  static T apply(T a, T b) { return a & b; }
+};
+struct Or {
+  template <class T>
+  static T apply(T a, T b) { return a | b; }
+};
+struct Xor {
+  template <class T>
+  static T apply(T a, T b) { return a ^ b; }
+};
+
+// A is what T is accumulated in.
+template <class T, class A, class Op>
+void reduce_typed(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+  A total[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    const T* first = static_cast<const T*>(inputs[0]) + begin;
+    for (int64_t i = 0; i < n; ++i) total[i] = static_cast<A>(first[i]);
+    for (size_t rank = 1; rank < inputs.size(); ++rank) {
+      const T* next = static_cast<const T*>(inputs[rank]) + begin;
+      for (int64_t i = 0; i < n; ++i) total[i] = Op::template apply<A>(total[i], static_cast<A>(next[i]));
+    }
+    if (divisor != A(1)) {
+      for (int64_t i = 0; i < n; ++i) total[i] = total[i] / divisor;
+    }
+    T* out = static_cast<T*>(output) + begin;
+    for (int64_t i = 0; i < n; ++i) out[i] = to_element<T>(total[i]);
+  }
+}
+
+template <class T>
+void reduce_dtype(RedOp::RedOpType op, c10::ArrayRef<const void*> inputs, void* output, int64_t count) {
+  using A = typename AccumulatorOf<T>::type;
+  // Orders compare the elements themselves: unsigned accumulators would not know the sign.
+  using Ordered = std::conditional_t<std::is_integral_v<T>, T, A>;
+  switch (op) {
+    case RedOp::SUM:
+      return reduce_typed<T, A, Sum>(inputs, output, count, A(1));
+    case RedOp::PRODUCT:
+      return reduce_typed<T, A, Product>(inputs, output, count, A(1));
+    case RedOp::MIN:
+      return reduce_typed<T, Ordered, Min>(inputs, output, count, Ordered(1));
+    case RedOp::MAX:
+      return reduce_typed<T, Ordered, Max>(inputs, output, count, Ordered(1));
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (op == RedOp::BAND) return reduce_typed<T, A, And>(inputs, output, count, A(1));
+    if (op == RedOp::BOR) return reduce_typed<T, A, Or>(inputs, output, count, A(1));
+    if (op == RedOp::BXOR) return reduce_typed<T, A, Xor>(inputs, output, count, A(1));
+  } else {
+    if (op == RedOp::AVG) return reduce_typed<T, A, Sum>(inputs, output, count, A(float(inputs.size())));
+  }
+  TORCH_INTERNAL_ASSERT(false, "check_reduction() refuses what is not here");
+}
+
+}  // namespace
+
+RedOp::RedOpType op_of(c10::ScalarType dtype, RedOp::RedOpType op) {
+  if (dtype != c10::ScalarType::Bool) return op;
+  if (op == RedOp::SUM) return RedOp::MAX;
+  if (op == RedOp::PRODUCT) return RedOp::MIN;
+  return op;
+}
+
+void check_reduction(const char* collective, c10::ScalarType dtype, RedOp::RedOpType op) {
+  using c10::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+    case ScalarType::Double:
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+    case ScalarType::Char:
+    case ScalarType::Byte:
+    case ScalarType::Bool:
+    case ScalarType::Int:
+    case ScalarType::Long:
+      break;
+    default:
+      TORCH_CHECK_VALUE(false, "npuccl: ", collective, " cannot reduce ", dtype,
+                        "; convert it to float32, float64, float16, bfloat16, int8, uint8, bool, int32 or int64 first.");
+  }
+  const bool bitwise = op == RedOp::BAND || op == RedOp::BOR || op == RedOp::BXOR;
+  TORCH_CHECK_VALUE(!bitwise || !c10::isFloatingType(dtype), "npuccl: ", collective, " cannot combine the bits of ", dtype,
+                    "; bitwise ops are for integers.");
+  TORCH_CHECK_VALUE(op != RedOp::AVG || c10::isFloatingType(dtype), "npuccl: ", collective, " cannot average ", dtype,
+                    "; use ReduceOp.SUM and divide.");
+  TORCH_CHECK_VALUE(op <= RedOp::BXOR, "npuccl: ", collective,
+                    " does not know ReduceOp.PREMUL_SUM; multiply before, and use ReduceOp.SUM.");
+}
+
+void reduce(c10::ScalarType dtype, RedOp::RedOpType op, c10::ArrayRef<const void*> inputs, void* output, int64_t count) {
+  using c10::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+      return reduce_dtype<float>(op, inputs, output, count);
+    case ScalarType::Double:
+      return reduce_dtype<double>(op, inputs, output, count);
+    case ScalarType::Half:
+      return reduce_dtype<c10::Half>(op, inputs, output, count);
+    case ScalarType::BFloat16:
+      return reduce_dtype<c10::BFloat16>(op, inputs, output, count);
+    case ScalarType::Char:
+      return reduce_dtype<int8_t>(op, inputs, output, count);
+    case ScalarType::Byte:
+    case ScalarType::Bool:
+      return reduce_dtype<uint8_t>(op, inputs, output, count);
+    case ScalarType::Int:
+      return reduce_dtype<int32_t>(op, inputs, output, count);
+    case ScalarType::Long:
+      return reduce_dtype<int64_t>(op, inputs, output, count);
+    default:
+      TORCH_INTERNAL_ASSERT(false, "check_reduction() refuses what is not here");
+  }
+}
+
+}  // namespace npu

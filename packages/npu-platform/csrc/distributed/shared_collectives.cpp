@@ -1,0 +1,141 @@
+#include "distributed/shared_collectives.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "distributed/reduce.h"
+
+namespace npu {
+namespace {
+
+constexpr int kNone = -1;
+
+ExchangeLabel label_of(const SharedCall& call, size_t bytes, int dtype = kNone, int op = kNone, int root = kNone) {
+  ExchangeLabel label{{}, dtype, op, root, bytes};
+  std::strncpy(label.collective, call.name, sizeof label.collective - 1);
+  return label;
+}
+
+ExchangeLabel label_of(const SharedCall& call, const Reduction& what, int root = kNone) {
+  return label_of(call, size_t(what.count) * c10::elementSize(what.dtype), int(what.dtype), int(what.op), root);
+}
+
+// The contributions of all ranks from `offset` on.
+c10::SmallVector<const void*, 8> await_all(const SharedCall& call, size_t offset = 0) {
+  c10::SmallVector<const void*, 8> contributions;
+  for (int rank = 0; rank < call.segment.size(); ++rank) {
+    contributions.push_back(call.segment.await(rank, call.deadline) + offset);
+  }
+  return contributions;
+}
+
+// piece(begin, end) over [0, total) in pieces of at most `step`; an empty collective is one empty piece.
+template <class Piece>
+void in_pieces(size_t total, size_t step, Piece piece) {
+  size_t begin = 0;
+  do {
+    const size_t end = std::min(begin + step, total);
+    piece(begin, end);
+    begin = end;
+  } while (begin < total);
+}
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+size_t slot_elements(const Reduction& what) { return SharedSegment::kSlotBytes / c10::elementSize(what.dtype); }
+
+}  // namespace
+
+void shared_all_reduce(const SharedCall& call, const Reduction& what, Bytes data) {
+  const size_t item = c10::elementSize(what.dtype);
+  const ExchangeLabel label = label_of(call, what);
+  in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
+    copy_bytes(call.segment.begin(call.deadline), data + begin * item, (end - begin) * item);
+    call.segment.arrive(label);
+    reduce(what.dtype, what.op, await_all(call), data + begin * item, int64_t(end - begin));
+  });
+}
+
+void shared_reduce(const SharedCall& call, const Reduction& what, Bytes data, int root) {
+  const size_t item = c10::elementSize(what.dtype);
+  const ExchangeLabel label = label_of(call, what, root);
+  in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
+    copy_bytes(call.segment.begin(call.deadline), data + begin * item, (end - begin) * item);
+    call.segment.arrive(label);
+    if (call.segment.rank() != root) return;
+    reduce(what.dtype, what.op, await_all(call), data + begin * item, int64_t(end - begin));
+  });
+}
+
+void shared_reduce_scatter(const SharedCall& call, const Reduction& what, c10::ArrayRef<ConstBytes> inputs, Bytes output) {
+  const size_t item = c10::elementSize(what.dtype);
+  const ExchangeLabel label = label_of(call, what);
+  const size_t ranks = inputs.size();
+  in_pieces(size_t(what.count), slot_elements(what) / ranks, [&](size_t begin, size_t end) {
+    const size_t bytes = (end - begin) * item;
+    Bytes slot = call.segment.begin(call.deadline);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_bytes(slot + rank * bytes, inputs[rank] + begin * item, bytes);
+    call.segment.arrive(label);
+    reduce(what.dtype, what.op, await_all(call, size_t(call.segment.rank()) * bytes), output + begin * item,
+           int64_t(end - begin));
+  });
+}
+
+void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root) {
+  const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
+  const bool is_root = call.segment.rank() == root;
+  in_pieces(bytes, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
+    Bytes slot = call.segment.begin(call.deadline);
+    if (is_root) copy_bytes(slot, data + begin, end - begin);
+    call.segment.arrive(label);
+    if (!is_root) copy_bytes(data + begin, call.segment.await(root, call.deadline), end - begin);
+  });
+}
+
+void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, c10::ArrayRef<size_t> sizes) {
+  const size_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const ExchangeLabel label = label_of(call, longest);
+  in_pieces(longest, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
+    auto length = [&](size_t rank) { return std::min(end, sizes[rank]) - std::min(begin, sizes[rank]); };
+    copy_bytes(call.segment.begin(call.deadline), input + begin, length(size_t(call.segment.rank())));
+    call.segment.arrive(label);
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      copy_bytes(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), length(rank));
+    }
+  });
+}
+
+void shared_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, size_t bytes, int root) {
+  const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
+  in_pieces(bytes, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
+    copy_bytes(call.segment.begin(call.deadline), input + begin, end - begin);
+    call.segment.arrive(label);
+    if (call.segment.rank() != root) return;
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      copy_bytes(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), end - begin);
+    }
+  });
+}
+
+void shared_scatter(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, Bytes output, size_t bytes, int root) {
+  const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
+  const size_t step = SharedSegment::kSlotBytes / size_t(call.segment.size());
+  in_pieces(bytes, step, [&](size_t begin, size_t end) {
+    Bytes slot = call.segment.begin(call.deadline);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) copy_bytes(slot + rank * step, inputs[rank] + begin, end - begin);
+    call.segment.arrive(label);
+    copy_bytes(output + begin, call.segment.await(root, call.deadline) + size_t(call.segment.rank()) * step, end - begin);
+  });
+}
+
+void shared_barrier(const SharedCall& call) {
+  call.segment.begin(call.deadline);
+  call.segment.arrive(label_of(call, 0));
+  await_all(call);
+}
+
+}  // namespace npu

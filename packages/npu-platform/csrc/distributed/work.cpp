@@ -1,0 +1,75 @@
+#include "distributed/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+
+namespace npu {
+
+using c10::ivalue::Future;
+
+c10::intrusive_ptr<SharedWork> SharedWork::done(std::vector<at::Tensor> outputs) {
+  auto work = c10::make_intrusive<SharedWork>(std::move(outputs));
+  work->finish_with(nullptr);
+  return work;
+}
+
+void SharedWork::finish_with(std::exception_ptr error) {
+  finish(std::move(error));
+  complete_future();
+}
+
+c10::intrusive_ptr<Future> SharedWork::getFuture() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!future_) future_ = make_future();
+  }
+  complete_future();
+  return future_;
+}
+
+c10::intrusive_ptr<Future> SharedWork::make_future() const {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& output : outputs_) {
+    if (std::find(devices.begin(), devices.end(), output.device()) == devices.end()) devices.push_back(output.device());
+  }
+  return c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::move(devices));
+}
+
+// Called whenever the work is done or the future is made: the later one completes it.
+void SharedWork::complete_future() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!completed_ || !future_) return;
+  }
+  if (delivered_.exchange(true)) return;
+  if (exception_) {
+    future_->setError(exception_);
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+bool HostWork::wait(std::chrono::milliseconds timeout) {
+  try {
+    return host_->wait(timeout);
+  } catch (const std::exception& error) {
+    if (!host_->isCompleted()) throw;  // only this wait was too short
+    health_->fail(name_, c10::str("the connection to another rank failed: ", error.what()));
+  }
+}
+
+c10::intrusive_ptr<Future> HostWork::getFuture() {
+  auto future = make_future();
+  host_->getFuture()->addCallback([future, outputs = result()](Future& host) {
+    if (host.hasError()) {
+      future->setError(host.exception_ptr());
+    } else {
+      future->markCompleted(c10::IValue(outputs));
+    }
+  });
+  return future;
+}
+
+}  // namespace npu
