@@ -21,7 +21,7 @@ import torch.distributed as dist
 from tests.benchmarks.__main__ import machine
 
 SIZES = [1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20]
-COLLECTIVES = ["all_reduce", "all_gather_into_tensor", "broadcast"]
+COLLECTIVES = ["all_reduce", "all_gather", "broadcast"]
 IN_GRAPH = 50
 
 Figures = dict[tuple[str, int, str], float]  # (collective, elements, contestant) -> us
@@ -113,7 +113,7 @@ def call(name: str, elements: int, ranks: int, device: str) -> Callable[[], obje
     if name == "broadcast":
         return lambda: dist.broadcast(mine, 0)
     whole = torch.empty(elements * ranks, dtype=torch.bfloat16, device=device)
-    return lambda: dist.all_gather_into_tensor(whole, mine)
+    return lambda: dist.all_gather_single(whole, mine)
 
 
 def repeat(once: Callable[[], object], calls: int) -> Callable[[], None]:

@@ -77,7 +77,7 @@ struct Xor {
 
 // A is what T is accumulated in.
 template <class T, class A, class Op>
-void reduce_typed(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+[[gnu::always_inline]] inline void reduce_blocks(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
   A total[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
@@ -93,6 +93,26 @@ void reduce_typed(c10::ArrayRef<const void*> inputs, void* output, int64_t count
     T* out = static_cast<T*>(output) + begin;
     for (int64_t i = 0; i < n; ++i) out[i] = to_element<T>(total[i]);
   }
+}
+
+// The same source for two instruction sets. Neither contracts a product and a sum, so their bits are the same.
+#if defined(__x86_64__)
+template <class T, class A, class Op>
+[[gnu::target("avx2")]] void reduce_avx2(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+  reduce_blocks<T, A, Op>(inputs, output, count, divisor);
+}
+bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2");
+  return has;
+}
+#endif
+
+template <class T, class A, class Op>
+void reduce_typed(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+#if defined(__x86_64__)
+  if (has_avx2()) return reduce_avx2<T, A, Op>(inputs, output, count, divisor);
+#endif
+  reduce_blocks<T, A, Op>(inputs, output, count, divisor);
 }
 
 template <class T>
