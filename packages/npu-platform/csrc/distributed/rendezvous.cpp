@@ -92,7 +92,8 @@ std::unique_ptr<SharedSegment> attach(const std::vector<Announcement>& all, int 
   }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (mapped == MAP_FAILED) return *refusal = errno_text("mmap"), nullptr;
-  return std::make_unique<SharedSegment>(mapped, rank, std::move(peers));
+  std::shared_ptr<void> owned(mapped, [bytes](void* address) { munmap(address, bytes); });
+  return std::make_unique<SharedSegment>(std::move(owned), rank, std::move(peers));
 }
 
 }  // namespace

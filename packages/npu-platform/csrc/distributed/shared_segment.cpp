@@ -3,7 +3,6 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -81,17 +80,14 @@ void SharedSegment::initialize(void* memory, int size) {
   for (int rank = 0; rank < size; ++rank) new (static_cast<std::byte*>(memory) + size_t(rank) * sizeof(RankState)) RankState;
 }
 
-SharedSegment::SharedSegment(void* memory, int rank, std::vector<Peer> peers)
-    : memory_(static_cast<std::byte*>(memory)),
-      states_(std::launder(reinterpret_cast<RankState*>(memory))),
+SharedSegment::SharedSegment(std::shared_ptr<void> memory, int rank, std::vector<Peer> peers)
+    : memory_(std::move(memory)),
+      states_(std::launder(static_cast<RankState*>(memory_.get()))),
       rank_(rank),
       peers_(std::move(peers)),
       polls_(cores() >= int(peers_.size()) ? kPolls : kPollsCrowded) {}
 
-SharedSegment::~SharedSegment() {
-  leave(false);
-  munmap(memory_, bytes_for(size()));
-}
+SharedSegment::~SharedSegment() { leave(false); }
 
 std::byte* SharedSegment::begin(const Deadline& deadline) {
   for (int peer = 0; peer < size(); ++peer) {
@@ -133,7 +129,7 @@ ExchangeLabel& SharedSegment::label(int rank) const { return states_[rank].label
 
 std::byte* SharedSegment::slot(int rank) const {
   const size_t states = pages(peers_.size() * sizeof(RankState));
-  return memory_ + states + (size_t(rank) * 2 + sequence_ % 2) * kSlotBytes;
+  return static_cast<std::byte*>(memory_.get()) + states + (size_t(rank) * 2 + sequence_ % 2) * kSlotBytes;
 }
 
 bool SharedSegment::has_arrived(int peer, uint32_t target) const {

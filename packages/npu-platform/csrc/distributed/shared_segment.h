@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,8 @@ class SharedSegment {
   static size_t bytes_for(int size);
   static void initialize(void* memory, int size);
 
-  // Takes over the mapping of bytes_for(peers.size()) bytes. `peers` are all ranks, this one included.
-  SharedSegment(void* memory, int rank, std::vector<Peer> peers);
+  // `memory` is a mapping of bytes_for(peers.size()) bytes, `peers` are all ranks, this one included.
+  SharedSegment(std::shared_ptr<void> memory, int rank, std::vector<Peer> peers);
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
@@ -76,7 +77,7 @@ class SharedSegment {
   std::string name_of(int peer) const;
   [[noreturn]] void throw_given_up(int peer) const;
 
-  std::byte* memory_;
+  std::shared_ptr<void> memory_;
   RankState* states_;
   int rank_;
   std::vector<Peer> peers_;

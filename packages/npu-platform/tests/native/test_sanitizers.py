@@ -1,4 +1,4 @@
-"""The simulator, which knows no torch, under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer."""
+"""What knows no torch (the simulator, and how ranks share memory) under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "64MiB", "NPU_N
 OPTIONS = {"TSAN_OPTIONS": "die_after_fork=0"}
 
 
+PARTS = {
+    "simulator": sorted((CSRC / "simulator").glob("*.cpp")),
+    "shared_segment": [CSRC / "distributed" / name for name in ("shared_segment.cpp", "in_order.cpp")],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_simulator(sanitizers: str, tmp_path: Path) -> None:
-    program = tmp_path / "simulator_test"
-    sources = [*sorted((CSRC / "simulator").glob("*.cpp")), Path(__file__).with_name("simulator_test.cpp")]
+def test_sanitized(part: str, sanitizers: str, tmp_path: Path) -> None:
+    program = tmp_path / part
+    sources = [*PARTS[part], Path(__file__).with_name(f"{part}_test.cpp")]
     flags = [
         "-std=c++20",
         "-O1",
