@@ -129,7 +129,7 @@ class ProcessGroup final : public Backend {
     if (segment) group_ = std::make_shared<SharedGroup>(std::move(segment), health_);
   }
   ~ProcessGroup() override {
-    if (group_) group_->close();
+    if (group_) group_->abort();
   }
 
   const std::string getBackendName() const override { return "npuccl"; }
@@ -141,10 +141,13 @@ class ProcessGroup final : public Backend {
   void setSequenceNumberForGroup() override { host_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return host_->getSequenceNumberForGroup(); }
   void abort() override {
-    if (group_) group_->close();
+    if (group_) group_->abort();
     host_->abort();
   }
-  void shutdown() override { host_->shutdown(); }
+  void shutdown() override {
+    if (group_) group_->finish();
+    host_->shutdown();
+  }
 
   // ---- through shared memory when the ranks share a host ----
 

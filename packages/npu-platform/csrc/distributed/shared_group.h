@@ -38,11 +38,15 @@ class SharedGroup {
     });
   }
 
-  // Ends what is under way and tells the other ranks. Nothing runs in this group afterwards.
-  void close() {
+  // Ends the group on this rank and tells the others: what is under way is aborted, or finished first.
+  void abort() {
     health_->close("it was aborted or destroyed");
     segment_->abort();
+    finish();
+  }
+  void finish() {
     stop();
+    health_->close("it was shut down");
     segment_->leave(/*failed=*/false);
   }
 

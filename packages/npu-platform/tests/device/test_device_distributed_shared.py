@@ -243,3 +243,38 @@ works = [dist.all_reduce(t, group=g, async_op=True) for t, g in (pairs if rank e
 for work in works: work.wait()
 assert (x == size).all() and (y == 2 * size).all()
 """)
+
+
+def test_coalesced_collectives(ranks: Ranks) -> None:
+    """Several tensors in one call, of several shapes."""
+    ranks.run("""
+import warnings
+import torch.distributed._functional_collectives as functional
+warnings.simplefilter("ignore")
+total = size * (size + 1) / 2
+a, b = torch.full((5,), rank + 1.0, device="npu"), torch.full((2, 3), 10.0 * (rank + 1), device="npu")
+x, y = a.clone(), b.clone()
+dist.all_reduce_coalesced([x, y])
+assert (x == total).all() and (y == 10 * total).all()
+lists = [[torch.empty_like(a), torch.empty_like(b)] for _ in range(size)]
+dist.all_gather_coalesced(lists, [a, b])
+assert all((x == r + 1).all() and (y == 10 * (r + 1)).all() for r, (x, y) in enumerate(lists))
+x, y = functional.all_gather_into_tensor_coalesced([a, b], dist.group.WORLD)
+assert x.shape == (5 * size,) and y.shape == (2 * size, 3)
+assert all((x[5 * r : 5 * r + 5] == r + 1).all() and (y[2 * r : 2 * r + 2] == 10 * (r + 1)).all() for r in range(size))
+x, y = functional.reduce_scatter_tensor_coalesced([a.repeat(size), b.repeat(size, 1)], "sum", [0, 0], dist.group.WORLD)
+assert (x == total).all() and x.shape == (5,) and (y == 10 * total).all() and y.shape == (2, 3)
+""")
+
+
+def test_all_to_all_of_uneven_parts(ranks: Ranks) -> None:
+    """Rank r sends s + 1 of its elements to rank s."""
+    ranks.run("""
+source = torch.full((size * (size + 1) // 2,), float(rank), device="npu")
+out = torch.empty(size * (rank + 1), device="npu")
+dist.all_to_all_single(out, source, [rank + 1] * size, list(range(1, size + 1)))
+assert out.tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
+parts = [torch.empty(rank + 1, device="npu") for _ in range(size)]
+dist.all_to_all(parts, list(source.split(list(range(1, size + 1)))))
+assert [part.tolist() for part in parts] == [[float(r)] * (rank + 1) for r in range(size)]
+""")
