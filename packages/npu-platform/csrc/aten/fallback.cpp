@@ -39,11 +39,12 @@ bool may_mix_devices(std::string_view name) {
   constexpr std::string_view kNamespace = "aten::";
   if (!name.starts_with(kNamespace)) return true;
   name = name.substr(kNamespace.size(), name.find('.') - kNamespace.size());
-  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}) {
+  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
+                                 "copy", "copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "_foreach_copy",
+                                 "_foreach_copy_"}) {
     if (name == taken) return true;
   }
-  if (name.find("index_copy") != std::string_view::npos) return false;
-  for (std::string_view part : {"copy", "set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split", "_to_"}) {
+  for (std::string_view part : {"set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split"}) {
     if (name.find(part) != std::string_view::npos) return true;
   }
   return false;

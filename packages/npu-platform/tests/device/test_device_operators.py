@@ -13,6 +13,8 @@ def test_out_argument_on_the_host_is_refused_even_if_it_is_one_value() -> None:
     one = torch.tensor(2.0, device=DEVICE)
     with pytest.raises(RuntimeError, match="same device"):
         torch.mul(one, one, out=torch.empty(()))
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.copysign(one, one, out=torch.empty(()))
 
 
 def test_lazy_conjugate_survives_a_copy_to_another_device(run_python) -> None:
