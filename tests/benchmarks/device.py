@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
 from tests.benchmarks.__main__ import machine
 
 if TYPE_CHECKING:
