@@ -73,6 +73,7 @@ Tensor unfold(const Tensor& self, int64_t dim, int64_t size, int64_t step) {
 // ---- storage ----
 const Tensor& resize_(const Tensor& self, IntArrayRef size, optional<c10::MemoryFormat> format) {
   const DeviceScope scope(self.device().index());
+  const MemoryScope open("a resize");
   return at::native::resize_(self, size, format);
 }
 Tensor& set_storage(Tensor& self, at::Storage source) { return at::native::set_(self, source); }

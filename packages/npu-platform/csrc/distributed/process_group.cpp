@@ -44,6 +44,17 @@ Tensors flat(const TensorLists& lists) {
   return all;
 }
 
+// NPU_DEBUG=memory: gloo's threads read the tensors when the kernel has ended, so memory stays open until they are done;
+// after a send or a receive, which have no future, for good.
+void keep_memory_open(Work& work) {
+  auto open = std::make_shared<MemoryScope>("a collective");
+  try {
+    work.getFuture()->addCallback([open](c10::ivalue::Future&) {});
+  } catch (const c10::Error&) {
+    new std::shared_ptr<MemoryScope>(std::move(open));
+  }
+}
+
 Bytes bytes_of(const Tensor& tensor) { return static_cast<Bytes>(tensor.mutable_data_ptr()); }
 
 template <class Pointer>
@@ -452,7 +463,9 @@ class ProcessGroup final : public Backend {
       return SharedWork::done(outputs);
     }
     KernelScope inside(device, name);
-    return start(outputs);
+    WorkPtr work = start(outputs);
+    if (C10_UNLIKELY(sim::is_watched(sim::kWatchMemory))) keep_memory_open(*work);
+    return work;
   }
 
   // gloo refuses arguments by c10::Error, which is the caller's; anything else is a lost connection.

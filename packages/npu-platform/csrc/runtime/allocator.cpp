@@ -8,6 +8,7 @@
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
 #include "runtime/faults.h"
+#include "runtime/launch.h"
 
 namespace npu {
 namespace {
@@ -57,7 +58,10 @@ struct DeviceAllocator final : c10::DeviceAllocator {
     return allocate_on(device, bytes, c10::Device(kNpu, device));
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_device_memory; }
-  void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    MemoryScope open("a copy of a storage");
+    std::memcpy(target, source, bytes);
+  }
 
   bool initialized() override { return device_count_or_zero() > 0; }
   void emptyCache(c10::MempoolId_t) override {

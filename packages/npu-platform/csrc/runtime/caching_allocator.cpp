@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 
 #include "runtime/device.h"
 #include "runtime/faults.h"
+#include "runtime/fences.h"
 #include "simulator/config.h"
+#include "simulator/memory_check.h"
 
 namespace npu {
 namespace {
@@ -23,7 +26,6 @@ constexpr size_t kLargestSlot = size_t(512) << 10;
 constexpr size_t kBlockStep = size_t(64) << 10;   // what large blocks are cut in
 constexpr size_t kLeastRemainder = size_t(512) << 10;
 constexpr unsigned kSizeClasses = 72;
-constexpr int kPoison = 0xDB;
 
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
@@ -51,10 +53,6 @@ void subtract(Stats& stat, bool small, size_t amount) {
   stat[size_t(small ? StatType::SMALL_POOL : StatType::LARGE_POOL)].decrease(amount);
 }
 
-void poison(void* address, size_t bytes) {
-  if (sim::config().check_memory) std::memset(address, kPoison, bytes);
-}
-
 }  // namespace
 
 // A granule cut into equal slots.
@@ -75,9 +73,11 @@ struct CachingAllocator::Block {
   char* address;
   size_t size;
   Pool* pool;
+  char* data = nullptr;  // the tensor's: the address, but where there are fences
   size_t counted = 0;
   size_t requested = 0;
   bool used = false;
+  bool is_fenced = false;
   bool untouched = true;
   Block* previous = nullptr;
   Block* next = nullptr;
@@ -94,7 +94,7 @@ bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const 
   return a->size != b->size ? a->size < b->size : a->address < b->address;
 }
 
-CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device) {
+CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device), fenced_(sim::config().check_memory) {
   void* base = nullptr;
   size_t span = 0, free = 0;
   check(npu_memory_range(device, &base, &span));
@@ -131,7 +131,7 @@ void* CachingAllocator::take_watched(size_t bytes, PoolId id) {
 void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
-  return bytes <= kLargestSlot ? allocate_small(bytes, from) : allocate_large(bytes, from);
+  return bytes <= kLargestSlot && !fenced_ ? allocate_small(bytes, from) : allocate_large(bytes, from);
 }
 
 void CachingAllocator::give_back(void* address) {
@@ -165,7 +165,6 @@ void* CachingAllocator::allocate_small(size_t bytes, Pool& pool) {
 
 void CachingAllocator::free_small(Slab* slab, void* address) {
   const uint32_t index = slab->index_of(address);
-  poison(address, slab->slot);
   if (slab->free_slots.empty()) slab->pool->open[slab->size_class].push_back(slab);
   slab->free_slots.push_back(index);
   count(slab->slot, slab->requested[index], /*small=*/true, /*allocated=*/false);
@@ -182,12 +181,16 @@ CachingAllocator::Slab* CachingAllocator::new_slab(unsigned cls, size_t slot, Po
   pool.slabs.insert(slab);
   pool.open[cls].push_back(slab);
   add(stats_.segment, true, 1);
-  add(stats_.reserved_bytes, true, NPU_MEMORY_GRANULE);
+  count_reserved(NPU_MEMORY_GRANULE, true, /*taken=*/true);
   return slab;
 }
 
 void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
-  const size_t size = round_up(bytes, kBlockStep);
+  const bool small = bytes <= kLargestSlot;  // only where there are no slabs
+  size_t counted = round_up(bytes, kAlignment);
+  if (small) size_class(bytes, &counted);
+  const size_t size = fenced_ ? fences::block_size(bytes) : round_up(bytes, kBlockStep);
+  if (fenced_ && !is_within_limit(counted)) out_of_memory(bytes);
   Block key{nullptr, size, nullptr};
   auto fit = pool.free.lower_bound(&key);
   Block* block = nullptr;
@@ -198,21 +201,24 @@ void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
     block = new_block(size, pool);
     if (!block) out_of_memory(bytes);
   }
-  if (block->size - size >= kLeastRemainder) split(block, size);
+  if (block->size - size >= (fenced_ ? fences::kPage : kLeastRemainder)) split(block, size);
   block->used = true;
   block->requested = bytes;
-  block->counted = round_up(bytes, kAlignment);
-  blocks_[block->address] = block;
-  count(block->counted, bytes, /*small=*/false, /*allocated=*/true);
-  return block->address;
+  block->counted = counted;
+  block->data = block->address;
+  if (fenced_) fence(block);
+  blocks_[block->data] = block;
+  count(counted, bytes, small, /*allocated=*/true);
+  return block->data;
 }
 
 void CachingAllocator::free_large(Block* block) {
-  blocks_.erase(block->address);
-  poison(block->address, block->counted);
-  count(block->counted, block->requested, /*small=*/false, /*allocated=*/false);
+  blocks_.erase(block->data);
+  if (fenced_) unfence(block);
+  count(block->counted, block->requested, /*small=*/block->requested <= kLargestSlot, /*allocated=*/false);
   block->used = false;
   block->untouched = false;
+  if (fenced_) close_unless_private(block);
   block = merge_with_neighbours(block);
   block->pool->free.insert(block);
 }
@@ -222,7 +228,7 @@ CachingAllocator::Block* CachingAllocator::new_block(size_t bytes, Pool& pool) {
   char* address = static_cast<char*>(map(size));
   if (!address) return nullptr;
   add(stats_.segment, false, 1);
-  add(stats_.reserved_bytes, false, size);
+  count_reserved(size, false, /*taken=*/true);
   return new Block{address, size, &pool};
 }
 
@@ -235,6 +241,7 @@ void CachingAllocator::split(Block* block, size_t bytes) {
   if (tail->next) tail->next->previous = tail;
   block->next = tail;
   block->size = bytes;
+  if (fenced_) close_unless_private(tail);
   tail->pool->free.insert(tail);
 }
 
@@ -262,12 +269,9 @@ CachingAllocator::Block* CachingAllocator::merge_with_neighbours(Block* block) {
 
 // Fresh memory; when there is none left, what the default pool has cached is given back first.
 void* CachingAllocator::map(size_t bytes) {
-  auto within_limit = [&] {
-    return size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current) + bytes <= limit_;
-  };
   void* address = nullptr;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    if (within_limit()) {
+    if (fenced_ || is_within_limit(bytes)) {
       const npu_status status = npu_memory_map(device_, bytes, &address);
       if (status == NPU_OK) {
         stats_.num_device_alloc++;
@@ -282,6 +286,10 @@ void* CachingAllocator::map(size_t bytes) {
     }
   }
   return nullptr;
+}
+
+bool CachingAllocator::is_within_limit(size_t bytes) const {
+  return size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current) + bytes <= limit_;
 }
 
 void CachingAllocator::unmap(char* address, size_t bytes) {
@@ -302,7 +310,7 @@ void CachingAllocator::release_slabs(Pool& pool) {
       slab_at(slab->address) = nullptr;
       unmap(slab->address, NPU_MEMORY_GRANULE);
       subtract(stats_.segment, true, 1);
-      subtract(stats_.reserved_bytes, true, NPU_MEMORY_GRANULE);
+      count_reserved(NPU_MEMORY_GRANULE, true, /*taken=*/false);
       pool.slabs.erase(slab);
       delete slab;
       return true;
@@ -321,7 +329,7 @@ void CachingAllocator::release_blocks(Pool& pool) {
     const size_t tail = block->size - head - whole;
     pool.free.erase(block);
     unmap(block->address + head, whole);
-    subtract(stats_.reserved_bytes, false, whole);
+    count_reserved(whole, false, /*taken=*/false);
     const bool left = head || block->previous, right = tail || block->next;  // what remains of the mapping
     if (left && right) add(stats_.segment, false, 1);
     if (!left && !right) subtract(stats_.segment, false, 1);
@@ -361,6 +369,7 @@ void CachingAllocator::merge_pool(PoolId id) {
   }
   for (Block* block : dead.free) {
     block->pool = default_pool_;
+    if (fenced_) close_unless_private(block);
     default_pool_->free.insert(block);
   }
   pools_.erase(found);
@@ -393,7 +402,7 @@ std::vector<std::pair<void*, size_t>> CachingAllocator::live() {
       }
     }
   }
-  for (auto& [address, block] : blocks_) all.emplace_back(block->address, block->requested);
+  for (auto& [data, block] : blocks_) all.emplace_back(block->data, block->requested);
   std::sort(all.begin(), all.end());
   return all;
 }
@@ -449,6 +458,73 @@ void CachingAllocator::count(size_t bytes, size_t requested, bool small, bool al
   update(stats_.allocated_bytes, bytes);
   update(stats_.active_bytes, bytes);
   update(stats_.requested_bytes, requested);
+  if (fenced_) update(stats_.reserved_bytes, bytes);
+}
+
+// With fences, what is reserved is what tensors hold: nothing is cached for long, and fences take no memory to speak of.
+void CachingAllocator::count_reserved(size_t bytes, bool small, bool taken) {
+  if (fenced_) return;
+  if (taken) {
+    add(stats_.reserved_bytes, small, bytes);
+  } else {
+    subtract(stats_.reserved_bytes, small, bytes);
+  }
+}
+
+// ---- NPU_DEBUG=memory ----
+
+// In private pools what is free stays open, and there are no fences: a replay writes to what was freed during the capture.
+void CachingAllocator::close_unless_private(Block* block) {
+  if (block->pool == default_pool_) sim::memory_check::close_pages(block->address, block->size);
+}
+
+void CachingAllocator::fence(Block* block) {
+  sim::memory_check::Open open("the allocator");
+  sim::memory_check::reopen_pages(block->address, block->size);
+  block->is_fenced = block->pool == default_pool_;
+  char* end = block->address + block->size;
+  if (block->is_fenced) {
+    sim::memory_check::close_pages(end - fences::kPage, fences::kPage);
+    block->data = fences::data_in(block->address, block->size, block->requested);
+    fences::build(block->data, block->requested);
+  } else {
+    fences::poison(block->data, block->requested);
+  }
+  sim::memory_check::remember(device_, block->address, end, block->data, block->requested);
+}
+
+void CachingAllocator::unfence(Block* block) {
+  {
+    sim::memory_check::Open open("the allocator");
+    check_fences(block);
+    fences::poison(block->data, block->requested);
+  }
+  block->is_fenced = false;
+  sim::memory_check::forget(block->address);
+}
+
+void CachingAllocator::check_fences(const Block* block) {
+  if (!block->is_fenced) return;
+  auto where = fences::broken(block->data, block->requested);
+  if (!where) return;
+  char address[32];
+  std::snprintf(address, sizeof address, "%p", static_cast<void*>(block->data));
+  broken_ += (broken_.empty() ? "" : "; ") + *where + " of the tensor memory of " + std::to_string(block->requested) +
+             " bytes at " + address + " on npu:" + std::to_string(int(device_));
+}
+
+std::string CachingAllocator::broken_fences() {
+  std::lock_guard lock(mutex_);
+  for (auto& [data, block] : blocks_) check_fences(block);
+  return std::exchange(broken_, {});
+}
+
+void CachingAllocator::renew_fences() {
+  std::lock_guard lock(mutex_);
+  sim::memory_check::Open open("reset_device");
+  for (auto& [data, block] : blocks_) {
+    if (block->is_fenced) fences::renew(block->data, block->requested);
+  }
 }
 
 void CachingAllocator::out_of_memory(size_t bytes, const std::string& fault) {

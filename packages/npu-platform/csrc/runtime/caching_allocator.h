@@ -32,6 +32,10 @@ class CachingAllocator {
   // True once for a large block that still lies on untouched memory: zeroing it may leave it untouched.
   bool take_untouched(void* address);
 
+  // NPU_DEBUG=memory: what was written outside the tensors of this device since the last call, in words; empty: nothing.
+  std::string broken_fences();
+  void renew_fences();                        // the contents of the memory are gone, those of the fences too
+
   void release_cached();                      // gives free memory of the default pool back to the driver
   void merge_pool(PoolId pool);               // its blocks belong to the default pool from now on
   void set_limit(size_t bytes);
@@ -59,6 +63,11 @@ class CachingAllocator {
   void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
   void* allocate_large(size_t bytes, Pool& pool);
+  void close_unless_private(Block* block);
+  void fence(Block* block);
+  void unfence(Block* block);
+  void check_fences(const Block* block);
+  void count_reserved(size_t bytes, bool small, bool taken);
   Slab* new_slab(unsigned size_class, size_t slot, Pool& pool);
   Block* new_block(size_t bytes, Pool& pool);
   void split(Block* block, size_t bytes);
@@ -73,9 +82,12 @@ class CachingAllocator {
   Block* block_at(const void* address);
   Pool& pool(PoolId id);
   void count(size_t bytes, size_t requested, bool small, bool allocated);
+  bool is_within_limit(size_t bytes) const;
   [[noreturn]] void out_of_memory(size_t bytes, const std::string& fault = "");
 
   const c10::DeviceIndex device_;
+  const bool fenced_;  // NPU_DEBUG=memory
+  std::string broken_;
   std::mutex mutex_;
   char* base_ = nullptr;
   std::vector<Slab*> slabs_;                          // by granule of the device's address range

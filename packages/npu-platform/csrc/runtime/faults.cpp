@@ -93,9 +93,12 @@ void flip_bit(c10::DeviceIndex device, const char* kernel, const PendingFlip& fl
                                            npu_name(device));
 }
 
-void meet_transfer_faults(c10::DeviceIndex device) { wait(Faults::instance().at_transfer(device)); }
+void meet_transfer_faults(c10::DeviceIndex device) {
+  if (sim::is_watched(sim::kWatchFaults)) wait(Faults::instance().at_transfer(device));
+}
 
 std::optional<std::string> meet_allocation_faults(c10::DeviceIndex device) {
+  if (!sim::is_watched(sim::kWatchFaults)) return std::nullopt;
   check_alive(device);
   return Faults::instance().at_allocation(device);
 }
@@ -116,6 +119,7 @@ void reset_device(c10::DeviceIndex device) {
   size_t span = 0;
   check(npu_memory_range(device, &base, &span));
   check(npu_memory_discard(device, base, span));
+  CachingAllocator::of(device).renew_fences();
   Faults::instance().reset(device);
 }
 

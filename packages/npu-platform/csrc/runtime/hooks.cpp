@@ -9,6 +9,7 @@
 #include "runtime/device.h"
 #include "runtime/generator.h"
 #include "runtime/host_allocator.h"
+#include "runtime/launch.h"
 
 namespace npu {
 namespace {
@@ -51,6 +52,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     DeviceScope on(impl->device().index());
+    MemoryScope open("a resize of a storage");
     c10::DataPtr memory = device_allocator()->allocate(bytes);
     const size_t kept = std::min(bytes, impl->nbytes());
     if (kept) std::memcpy(memory.get(), impl->data(), kept);

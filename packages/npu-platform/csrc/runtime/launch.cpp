@@ -3,9 +3,12 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <cstdio>
+#include <exception>
 #include <string>
 
 #include "include/npu_launch.h"
+#include "runtime/caching_allocator.h"
 #include "runtime/device.h"
 #include "runtime/faults.h"
 #include "runtime/launch_table.h"
@@ -22,6 +25,7 @@ struct KernelScope::Watched {
   c10::DeviceIndex device;
   const char* name;
   PendingFlip flip;
+  std::optional<sim::memory_check::Open> open;
 };
 
 void KernelScope::Delete::operator()(Watched* watched) const { delete watched; }
@@ -31,8 +35,9 @@ KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
       name_(name),
       began_(profiler::is_recording() && thread_state.kernel_depth == 0 ? profiler::now() : 0) {
   if (sim::is_watched()) {
-    watched_.reset(new Watched{device, name, {}});
+    watched_.reset(new Watched{device, name, {}, {}});
     if (sim::is_watched(sim::kWatchFaults)) watched_->flip = meet_launch_faults(device, name);
+    if (sim::is_watched(sim::kWatchMemory)) watched_->open.emplace(name);
   }
   kernels.fetch_add(1, std::memory_order_relaxed);
   thread_state.device = device;
@@ -41,6 +46,14 @@ KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
 
 void KernelScope::leave() {
   if (watched_->flip.fault) flip_bit(watched_->device, watched_->name, watched_->flip);
+  if (!watched_->open) return;
+  const std::string broken = CachingAllocator::of(watched_->device).broken_fences();
+  const std::string name = watched_->name;
+  watched_.reset();
+  if (broken.empty()) return;
+  const std::string text = "npu memory check: kernel " + name + " wrote out of bounds: " + broken;
+  TORCH_CHECK(std::uncaught_exceptions() > 0, text);
+  std::fprintf(stderr, "%s\n", text.c_str());  // another error is on its way
 }
 
 LaunchCounts launch_counts() { return {kernels.load(), fallbacks.load()}; }

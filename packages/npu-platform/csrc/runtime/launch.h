@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "runtime/graph.h"
 #include "runtime/profiler.h"
 #include "runtime/thread_state.h"
+#include "simulator/memory_check.h"
 
 namespace npu {
 
@@ -19,7 +21,7 @@ namespace npu {
 class KernelScope {
  public:
   KernelScope(c10::DeviceIndex device, const char* name);
-  ~KernelScope() {
+  ~KernelScope() noexcept(false) {  // raises RuntimeError when the kernel wrote outside its tensors (NPU_DEBUG=memory)
     if (C10_UNLIKELY(began_ != 0)) profiler::record_kernel(thread_state.device, name_, began_);
     --thread_state.kernel_depth;
     thread_state.device = previous_;
@@ -39,6 +41,17 @@ class KernelScope {
   const char* name_;
   int64_t began_;  // for the profiler: 0 when none records, and in kernels that another one runs
   std::unique_ptr<Watched, Delete> watched_;  // where faults are armed or memory is checked
+};
+
+// Where the runtime itself reads or writes device memory outside a kernel.
+class MemoryScope {
+ public:
+  explicit MemoryScope(const char* name) {
+    if (sim::is_watched(sim::kWatchMemory)) open_.emplace(name);
+  }
+
+ private:
+  std::optional<sim::memory_check::Open> open_;
 };
 
 struct LaunchCounts {

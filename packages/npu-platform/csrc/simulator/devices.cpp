@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "simulator/faults.h"
+#include "simulator/memory_check.h"
 
 namespace npu::sim {
 namespace {
@@ -15,11 +16,13 @@ void before_fork() {
   Devices* devices = created.load();
   devices->pool().before_fork();
   for (int i = 0; i < devices->count(); ++i) devices->memory(i).mutex().lock();
+  memory_check::before_fork();
   Faults::instance().mutex().lock();
 }
 
 void unlock_memory(Devices* devices) {
   Faults::instance().mutex().unlock();
+  memory_check::after_fork();
   for (int i = devices->count(); i-- > 0;) devices->memory(i).mutex().unlock();
 }
 
@@ -37,7 +40,7 @@ void after_fork_in_child() {
 
 Devices::Devices(const Config& config) : pool_(config.threads) {
   for (size_t i = 0; i < config.visible.size(); ++i) {
-    memory_.push_back(std::make_unique<DeviceMemory>(config.memory_bytes, config.huge_pages));
+    memory_.push_back(std::make_unique<DeviceMemory>(config.memory_bytes, config.huge_pages, config.check_memory));
   }
 }
 
@@ -45,6 +48,7 @@ Devices& Devices::instance() {
   // Leaked on purpose: tensors in static storage are freed after static destructors have run.
   static Devices* devices = [] {
     created.store(new Devices(config()));
+    if (config().check_memory) memory_check::start();
     for (const Fault& fault : config().faults) Faults::instance().arm(fault);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return created.load();

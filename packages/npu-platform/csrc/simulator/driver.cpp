@@ -71,7 +71,7 @@ npu_status npu_memory_info(int device, size_t* free_bytes, size_t* total_bytes) 
   npu_status status;
   if (auto* memory = memory_of(device, &status)) {
     *total_bytes = memory->capacity();
-    *free_bytes = memory->capacity() - memory->mapped();
+    *free_bytes = memory->free();
   }
   return status;
 }

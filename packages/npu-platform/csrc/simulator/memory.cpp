@@ -6,6 +6,7 @@
 #include <new>
 
 #include "simulator/include/npu_driver.h"
+#include "simulator/memory_check.h"
 
 namespace npu::sim {
 namespace {
@@ -20,9 +21,9 @@ constexpr size_t kHugePagesFrom = size_t(64) << 20;
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(size_t capacity, bool huge_pages)
-    : span_(capacity * kSpanFactor), capacity_(capacity), huge_pages_(huge_pages) {
-  void* range = mmap(nullptr, span_ + NPU_MEMORY_GRANULE, PROT_READ | PROT_WRITE,
+DeviceMemory::DeviceMemory(size_t capacity, bool huge_pages, bool checked)
+    : span_(capacity * kSpanFactor), capacity_(capacity), huge_pages_(huge_pages && !checked), checked_(checked) {
+  void* range = mmap(nullptr, span_ + NPU_MEMORY_GRANULE, checked ? PROT_NONE : PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) throw std::bad_alloc();
   const size_t first = (reinterpret_cast<size_t>(range) + NPU_MEMORY_GRANULE - 1) & ~(NPU_MEMORY_GRANULE - 1);
@@ -32,7 +33,7 @@ DeviceMemory::DeviceMemory(size_t capacity, bool huge_pages)
 
 void* DeviceMemory::map(size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (bytes == 0 || bytes > capacity_ - mapped_) return nullptr;
+  if (bytes == 0 || bytes > (checked_ ? span_ : capacity_) - mapped_) return nullptr;
   auto hole = first_hole(bytes);
   if (hole == holes_.end()) return nullptr;
   char* address = hole->first;
@@ -41,6 +42,10 @@ void* DeviceMemory::map(size_t bytes) {
   if (rest) holes_[address + bytes] = rest;
   mapped_ += bytes;
   if (huge_pages_ && mapped_ > kHugePagesFrom) madvise(address, bytes, MADV_HUGEPAGE);
+  if (checked_) {
+    memory_check::reopen_pages(address, bytes);
+    memory_check::extend(base_, address + bytes);
+  }
   return address;
 }
 
@@ -48,15 +53,16 @@ void DeviceMemory::unmap(void* address, size_t bytes) {
   std::lock_guard lock(mutex_);
   madvise(address, bytes, MADV_DONTNEED);
   if (huge_pages_) madvise(address, bytes, MADV_NOHUGEPAGE);
+  if (checked_) memory_check::close_pages(static_cast<char*>(address), bytes);
   add_hole(static_cast<char*>(address), bytes);
   mapped_ -= bytes;
 }
 
 void DeviceMemory::discard(void* address, size_t bytes) { madvise(address, bytes, MADV_DONTNEED); }
 
-size_t DeviceMemory::mapped() {
+size_t DeviceMemory::free() {
   std::lock_guard lock(mutex_);
-  return mapped_;
+  return capacity_ - std::min(mapped_, capacity_);
 }
 
 std::map<char*, size_t>::iterator DeviceMemory::first_hole(size_t bytes) {

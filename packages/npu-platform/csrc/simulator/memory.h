@@ -10,7 +10,9 @@ namespace npu::sim {
 class DeviceMemory {
  public:
   // Reserves addresses only; host memory is used when it is first written. Throws std::bad_alloc without address space.
-  DeviceMemory(size_t capacity, bool huge_pages);
+  // Checked memory (NPU_DEBUG=memory) is closed outside kernels; what is mapped may exceed the capacity, since fences take
+  // room that tensors do not.
+  DeviceMemory(size_t capacity, bool huge_pages, bool checked);
 
   // Sizes are multiples of NPU_MEMORY_GRANULE, addresses lie on it. nullptr: the capacity is used up.
   void* map(size_t bytes);
@@ -22,7 +24,7 @@ class DeviceMemory {
   char* base() const { return base_; }
   size_t span() const { return span_; }
   size_t capacity() const { return capacity_; }
-  size_t mapped();
+  size_t free();
   std::mutex& mutex() { return mutex_; }
 
  private:
@@ -36,6 +38,7 @@ class DeviceMemory {
   size_t capacity_ = 0;
   size_t mapped_ = 0;
   bool huge_pages_ = false;
+  bool checked_ = false;
 };
 
 }  // namespace npu::sim

@@ -26,7 +26,7 @@ ENVIRONMENT: dict[str, str] = {
     "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all)",
     "NPU_NUM_THREADS": "threads of the device's kernels (default: the cores that this process may use)",
     "NPU_FALLBACK": "silent (default), warn or error: what to do when an op has no npu kernel and runs its CPU kernel",
-    "NPU_DEBUG": "comma list of memory (or 1: overwrite freed memory) and of faults on demand, "
+    "NPU_DEBUG": "comma list of memory (or 1: find accesses outside kernels and tensors) and of faults on demand, "
     "such as oom@37, kernel=aten::mm@5, lost@100, bitflip@12:seed=7, slow=2ms, slow_link=200us",
     "NPU_HUGE_PAGES": "0: do not ask for huge pages (default 1)",
 }
