@@ -205,6 +205,9 @@ void Aliases::write_back(Entry& entry) {
       original.strides() != alias.strides()) {
     original.set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
   }
+  // A kernel may leave its result lazily conjugated, as linalg.lu_solve from the right does.
+  if (original.is_conj() != alias.is_conj()) original._set_conj(alias.is_conj());
+  if (original.is_neg() != alias.is_neg()) original._set_neg(alias.is_neg());
 }
 
 Aliases::~Aliases() {

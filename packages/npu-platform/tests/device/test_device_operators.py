@@ -113,3 +113,13 @@ def test_generator_of_the_host_is_refused() -> None:
         torch.rand(3, device=DEVICE, generator=torch.Generator())
     seeded = [torch.rand(3, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1)) for _ in range(2)]
     assert torch.equal(*seeded)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_result_that_its_kernel_leaves_conjugated_stays_so(left: bool) -> None:
+    factors, pivots = torch.linalg.lu_factor(torch.randn(3, 3, dtype=torch.complex128))
+    right_side = torch.randn((3, 4) if left else (4, 3), dtype=torch.complex128)
+    expected = torch.linalg.lu_solve(factors, pivots, right_side, left=left)
+    result = torch.linalg.lu_solve(factors.to("npu"), pivots.to("npu"), right_side.to("npu"), left=left)
+    assert expected.is_conj() == result.is_conj() == (not left)
+    torch.testing.assert_close(result.cpu(), expected)
