@@ -32,7 +32,6 @@ class TestGradients(TestCase):
                 check_forward_ad=op.supports_forward_ad,
                 check_batched_grad=False,
                 check_undefined_grad=False,
-                check_undefined_forward_ad=False,
                 check_batched_forward_grad=False,
                 nondet_tol=op.gradcheck_nondet_tol,
                 fast_mode=True,
