@@ -14,6 +14,7 @@ from npu_platform.torch_npu import sensors
 
 def test_utilization_rises_with_work() -> None:
     x = torch.randn(512, 512, device="npu")
+    threads = torch.npu.get_num_threads()
     torch.npu.set_num_threads(1)
     stop = threading.Event()
 
@@ -29,6 +30,7 @@ def test_utilization_rises_with_work() -> None:
     finally:
         stop.set()
         thread.join()
+        torch.npu.set_num_threads(threads)
     assert 0 <= idle < busy <= 100
 
 
