@@ -13,16 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "distributed/in_order.h"
 #include "distributed/shared_segment.h"
-
-#define CHECK(condition)                                                            \
-  do {                                                                              \
-    if (!(condition)) {                                                             \
-      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                \
-    }                                                                               \
-  } while (0)
 
 namespace {
 

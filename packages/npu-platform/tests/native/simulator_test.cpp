@@ -14,15 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "simulator/include/npu_driver.h"
-
-#define CHECK(condition)                                                            \
-  do {                                                                              \
-    if (!(condition)) {                                                             \
-      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                \
-    }                                                                               \
-  } while (0)
 
 namespace {
 
