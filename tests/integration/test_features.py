@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transformers
 
 from tests.support import models
+from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 # Case -> engine arguments and what the refusal must say.
@@ -110,11 +109,4 @@ def mixture_of_experts(folder: Path) -> Path:
 
 def run(code: str, argument: dict[str, Any], **environ: str) -> subprocess.CompletedProcess[str]:
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "1GiB"}
-    return subprocess.run(
-        [sys.executable, "-c", code, json.dumps(argument)],
-        env={**os.environ, **settings, **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_program(code, json.dumps(argument), **{**settings, **environ})

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import models
+from tests.support.vllm_process import run_module
 
 ROOT = Path(__file__).parents[2]
 PROMPT, NEW, BLOCK = 120, 64, 32
@@ -36,7 +36,6 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Run the scenario in an engine of its own; return what it wrote, and what was asked."""
     platform, model, blocks = request.param
     folder = tmp_path_factory.mktemp(f"{platform}-{model}")
-    python, env = (sys.executable, {}) if platform == "npu" else peer(folder)
     prompts = models.prompt_token_ids([PROMPT] * 8)
     rounds = [[prompt] for prompt in (*prompts, prompts[0], prompts[1])]
     scenario = {
@@ -59,21 +58,14 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "max_tokens": NEW,
     }
     (folder / "scenario.json").write_text(json.dumps(scenario))
-    script = ROOT / "tests" / "support" / "offload_scenario.py"
-    done = subprocess.run(
-        [python, str(script), str(folder / "scenario.json"), str(folder / "result.json")],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
+    files = (str(folder / "scenario.json"), str(folder / "result.json"))
+    done = run_module("tests.support.offload_scenario", *files) if platform == "npu" else run_on_peer(folder, *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
     return {"asked": request.param, **json.loads((folder / "result.json").read_text())}
 
 
-def peer(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return the peer's interpreter, and variables that put this package beside it, entry point and all."""
+def run_on_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the scenario with the peer's interpreter, this package beside it, entry point and all."""
     python = os.environ.get("NPU_PEER_PYTHON")
     if not python:
         pytest.skip(MADE_BY)
@@ -83,7 +75,14 @@ def peer(folder: Path) -> tuple[str, dict[str, str]]:
     place = ["--no-config", "--quiet", "--no-deps", "--python", python, "--target", str(folder / "site")]
     subprocess.run([uv, "pip", "install", *place, str(ROOT / "packages" / "npu-kvconnector")], check=True, timeout=300)
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return python, {"PYTHONPATH": str(folder / "site"), **threads}
+    return subprocess.run(
+        [python, str(ROOT / "tests" / "support" / "offload_scenario.py"), *arguments],
+        env={**os.environ, **threads, "PYTHONPATH": str(folder / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
 
 
 def tokens(run: dict[str, Any], number: int) -> list[list[int]]:

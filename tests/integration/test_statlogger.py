@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.environments import ROOT
 from tests.support.models import tiny_llama
+from tests.support.vllm_process import run_module
 
 REQUESTS, TOKENS = 6, 9
 
 
 def test_every_request_and_token_is_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
-    command = [sys.executable, "-m", "tests.support.async_engine_run", str(tiny_llama(tmp_path / "model"))]
-    environ = {**os.environ, "NPU_STATLOGGER_PATH": str(path), "NPU_STATLOGGER_INTERVAL": "0.2"}
-    subprocess.run([*command, str(REQUESTS), str(TOKENS)], cwd=ROOT, env=environ, check=True, timeout=600)
+    arguments = (tiny_llama(tmp_path / "model"), str(REQUESTS), str(TOKENS))
+    environ = {"NPU_STATLOGGER_PATH": str(path), "NPU_STATLOGGER_INTERVAL": "0.2"}
+    done = run_module("tests.support.async_engine_run", *arguments, **environ)
+    assert done.returncode == 0, done.stderr[-6000:]
     summary = subprocess.run(
         [str(Path(sys.prefix) / "bin" / "npu-stat"), "summary", str(path), "--json"],
         check=True,

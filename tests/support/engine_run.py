@@ -1,17 +1,17 @@
 """Runs rounds of prompts through a vLLM engine in a process of its own, and brings back what came out.
 
-``run_engine`` is for tests; the module's main is the process: ``python engine_run.py scenario.json result.json``.
+``run_engine`` is for tests; the module's main is the process: ``python -m tests.support.engine_run scenario.json result.json``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.vllm_process import run_module
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,11 @@ def run_engine(
     folder.mkdir(parents=True, exist_ok=True)
     scenario, result = folder / "scenario.json", folder / "result.json"
     scenario.write_text(json.dumps({"engine": {"model": str(model), **engine}, "rounds": rounds}))
-    # One process and sleeping OpenMP threads: quick to start, and fair beside other tests.
-    defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_WAIT_POLICY": "PASSIVE", "NPU_SIMULATOR_MEMORY": "4GiB"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(scenario), str(result)],
-        env=os.environ | defaults | (environ or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return EngineRun(**json.loads(result.read_text()), log=done.stdout)
+    defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "4GiB"}
+    done = run_module("tests.support.engine_run", scenario, result, **defaults | (environ or {}))
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log[-6000:]
+    return EngineRun(**json.loads(result.read_text()), log=log)
 
 
 def main(scenario_file: str, result_file: str) -> None:

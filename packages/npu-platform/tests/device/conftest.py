@@ -1,4 +1,4 @@
-"""Fixtures of the device's tests: fresh Python processes, and a clean allocator."""
+"""Fixtures of the device's tests: other Python processes, and a clean allocator."""
 
 from __future__ import annotations
 
@@ -11,23 +11,36 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from tests.support.forks import ForkServer
+
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
+INHERITED = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
 
 
 @pytest.fixture
-def run_python() -> RunPython:
+def run_fresh_python() -> RunPython:
     """Run a program in a fresh process with extra environment variables; returns the finished process."""
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
         return subprocess.run(
             [sys.executable, "-c", program],
-            env=inherited | environment,
+            env=INHERITED | environment,
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_python() -> RunPython:
+    """Do as run_fresh_python, without the 3 seconds: the environment is there before the first use, after the import."""
+    server = ForkServer("torch", environ=INHERITED)
+
+    def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return server.run(program, environ=INHERITED | environment)
 
     return run
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
+
+from tests.support.forks import Fork, ForkServer
 
 PATIENCE = 120  # seconds until a rank that does not answer has hung
 
@@ -54,22 +56,12 @@ class Ranks:
     """`size` ranks of one group, which give up collectives after `timeout` seconds. Killed at the end of the block."""
 
     def __init__(self, size: int, folder: Path, *, timeout: float = 60, join: bool = True) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
-        environment |= {"NPU_SIMULATOR_DEVICES": str(size), "NPU_SIMULATOR_MEMORY": "256MiB", "OMP_NUM_THREADS": "1"}
         self.log = folder / "ranks.log"
+        self._requests: list[IO[str]] = []
+        self._answers: list[IO[str]] = []
+        arguments = (str(size), str(folder / "store"), str(timeout))
         with self.log.open("w") as log:
-            self.processes = [
-                subprocess.Popen(
-                    [sys.executable, "-c", RANK, str(rank), str(size), str(folder / "store"), str(timeout)],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    bufsize=1,
-                )
-                for rank in range(size)
-            ]
+            self.processes = [self._start(rank, *arguments, log=log) for rank in range(size)]
         if join:
             self.run("join")
 
@@ -82,13 +74,14 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.wait()
+        for pipe in (*self._requests, *self._answers):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def start(self, code: str, ranks: Iterable[int] | None = None) -> None:
         """Send code to some ranks (all by default) without waiting for it."""
         for rank in self._chosen(ranks):
-            stream = self.processes[rank].stdin
-            assert stream is not None
-            stream.write(json.dumps(code) + "\n")
+            self._requests[rank].write(json.dumps(code) + "\n")
 
     def replies(self, ranks: Iterable[int] | None = None) -> list[Reply]:
         """Wait for the replies of some ranks to what was started."""
@@ -106,14 +99,31 @@ class Ranks:
         self.processes[rank].kill()
         self.processes[rank].wait()
 
+    def _start(self, rank: int, *arguments: str, log: IO[str]) -> Fork:
+        environ = _environ() | {"NPU_SIMULATOR_DEVICES": arguments[0], "NPU_SIMULATOR_MEMORY": "256MiB"}
+        stdin, request = os.pipe()
+        answer, stdout = os.pipe()
+        self._requests.append(os.fdopen(request, "w", buffering=1))
+        self._answers.append(os.fdopen(answer))
+        with os.fdopen(stdin) as theirs, os.fdopen(stdout, "w") as ours:
+            return _server().start(RANK, str(rank), *arguments, environ=environ, stdin=theirs, stdout=ours, stderr=log)
+
     def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
         return list(range(len(self.processes)) if ranks is None else ranks)
 
     def _reply(self, rank: int) -> Reply:
-        stream = self.processes[rank].stdout
-        assert stream is not None
+        stream = self._answers[rank]
         ready, _, _ = select.select([stream], [], [], PATIENCE)
         assert ready, f"rank {rank} hangs; log:\n{self.log.read_text()}"
         line = stream.readline()
         assert line, f"rank {rank} is gone; log:\n{self.log.read_text()}"
         return Reply(**json.loads(line))
+
+
+@cache
+def _server() -> ForkServer:
+    return ForkServer("torch", "torch.distributed", environ=_environ())
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("NPU_")} | {"OMP_NUM_THREADS": "1"}

@@ -17,9 +17,9 @@ from .conftest import RunPython
     ],
 )
 def test_bad_value_is_an_error_at_first_use_and_never_of_import_torch(
-    run_python: RunPython, name: str, value: str, remedy: str
+    run_fresh_python: RunPython, name: str, value: str, remedy: str
 ) -> None:
-    done = run_python(
+    done = run_fresh_python(
         "import torch\n"
         "torch.manual_seed(1)\n"
         "print('imported', torch.npu.is_available())\n"
@@ -33,8 +33,8 @@ def test_bad_value_is_an_error_at_first_use_and_never_of_import_torch(
     assert remedy in done.stdout
 
 
-def test_several_devices_with_memory_of_their_own(run_python: RunPython) -> None:
-    done = run_python(
+def test_several_devices_with_memory_of_their_own(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
         """
 import torch
 assert torch.npu.device_count() == 2
@@ -65,8 +65,8 @@ assert c.device.index == 1 and c[0].item() == 6
     assert "invalid device ordinal 2" in done.stdout
 
 
-def test_out_of_memory_follows_the_setting(run_python: RunPython) -> None:
-    done = run_python(
+def test_out_of_memory_follows_the_setting(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
         """
 import torch
 x = torch.empty(40 << 20, dtype=torch.int8, device="npu")
@@ -82,25 +82,27 @@ print(y.sum().item(), torch.npu.memory_allocated())
     assert done.stdout.split() == ["True", "True", "True", str(1 << 20), str(41 << 20)]
 
 
-def test_no_device_is_visible(run_python: RunPython) -> None:
-    done = run_python("import torch; print(torch.npu.is_available(), torch.npu.device_count())", NPU_VISIBLE_DEVICES="")
+def test_no_device_is_visible(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
+        "import torch; print(torch.npu.is_available(), torch.npu.device_count())", NPU_VISIBLE_DEVICES=""
+    )
     assert done.stdout.split() == ["False", "0"]
 
 
-def test_fallback_report(run_python: RunPython) -> None:
+def test_fallback_report(run_fresh_python: RunPython) -> None:
     program = (
         "import torch\nx = torch.ones(3, device='npu')\n"
         "try: (x.exp(), x.exp())\nexcept NotImplementedError as error: print(error)\n"
     )
-    warned = run_python(program, NPU_FALLBACK="warn")
+    warned = run_fresh_python(program, NPU_FALLBACK="warn")
     assert warned.stderr.count("aten::exp.out has no npu kernel") == 1
-    refused = run_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
+    refused = run_fresh_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
     assert "aten::exp.out" in refused.stdout
     assert "NPU_FALLBACK=error" in refused.stdout
 
 
-def test_device_can_be_kept_out(run_python: RunPython) -> None:
-    done = run_python(
+def test_device_can_be_kept_out(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
         "import torch, npu_platform.torch_npu as t\nprint(hasattr(torch, 'npu'), t.inactive_reason())",
         NPU_DEVICE="off",
     )
@@ -108,15 +110,15 @@ def test_device_can_be_kept_out(run_python: RunPython) -> None:
 
 
 @pytest.mark.parametrize("first", ["npu_platform", "npu_platform.torch_npu", "npu_platform.torch_npu.memory", "torch"])
-def test_packages_can_be_imported_in_any_order(first: str, run_python: RunPython) -> None:
-    done = run_python(
+def test_packages_can_be_imported_in_any_order(first: str, run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
         f"import {first}, torch\nprint(torch.ones(2, device='npu').sum().item(), torch.npu.device_count())"
     )
     assert done.stdout.split() == ["2.0", "1"]
 
 
-def test_import_of_torch_brings_up_no_device(run_python: RunPython) -> None:
-    done = run_python(
+def test_import_of_torch_brings_up_no_device(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
         "import torch\ntorch.manual_seed(5)\nprint(torch.npu.is_initialized())\n"
         "a = torch.randn(3, device='npu').cpu(); torch.manual_seed(5)\n"
         "print(torch.equal(a, torch.randn(3)), torch.npu.is_initialized())"
@@ -124,7 +126,7 @@ def test_import_of_torch_brings_up_no_device(run_python: RunPython) -> None:
     assert done.stdout.split() == ["False", "True", "True"]
 
 
-def test_forked_and_spawned_children(run_python: RunPython, tmp_path) -> None:
+def test_forked_and_spawned_children(run_fresh_python: RunPython, tmp_path) -> None:
     script = tmp_path / "children.py"
     script.write_text(
         """
@@ -153,6 +155,6 @@ if __name__ == "__main__":
 """
     )
     program = "import runpy, sys; sys.argv = [{0!r}]; runpy.run_path({0!r}, run_name='__main__')"
-    done = run_python(program.format(str(script)))
+    done = run_fresh_python(program.format(str(script)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["fork", "300000.0", "1000.0", "spawn", "300000.0", "1000.0"]

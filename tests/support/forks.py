@@ -1,0 +1,175 @@
+"""Runs Python programs in forks of a process that has imported what they need: a fresh import costs seconds each.
+
+``ForkServer`` is for tests; the module's main is the process that forks: ``python forks.py SOCKET MODULE...``. A fork is
+as good as a fresh process for whatever is read or made after the imports: environment, devices, threads, files. It ends
+with its exit handlers, but does not take the interpreter apart, which would cost torch a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Fork", "ForkServer"]
+
+LIMIT = 1 << 20  # bytes of a request or reply
+
+
+class ForkServer:
+    """A process that has imported `modules` with exactly the environment `environ`; ends with its owner."""
+
+    def __init__(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        theirs.close()
+        weakref.finalize(self, _end, self._socket, self._process)
+
+    def start(
+        self,
+        program: str,
+        *arguments: str,
+        environ: Mapping[str, str],
+        stdin: IO[Any] | None = None,
+        stdout: IO[Any],
+        stderr: IO[Any],
+    ) -> Fork:
+        """Run a program, as ``python -c`` does, with `environ` in place of the environment of the imports."""
+        request = json.dumps({"program": program, "arguments": arguments, "environ": dict(environ)}).encode()
+        assert len(request) < LIMIT
+        with Path(os.devnull).open("rb") as nothing:
+            files = [nothing if stdin is None else stdin, stdout, stderr]
+            socket.send_fds(self._socket, [request], [file.fileno() for file in files])
+        return Fork(self, int(self._reply()))
+
+    def run(
+        self, program: str, *arguments: str, environ: Mapping[str, str], timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end and capture what it writes. Raises TimeoutExpired after `timeout` seconds."""
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            status = self.start(program, *arguments, environ=environ, stdout=stdout, stderr=stderr).wait(timeout)
+            stdout.seek(0)
+            stderr.seek(0)
+            return subprocess.CompletedProcess([program, *arguments], status, stdout.read(), stderr.read())
+
+    def wait(self, pid: int) -> int:
+        """Return the exit status of a fork when it has ended: a negative one names the signal."""
+        self._socket.send(json.dumps({"wait": pid}).encode())
+        return int(self._reply())
+
+    def _reply(self) -> bytes:
+        reply = self._socket.recv(LIMIT)
+        if not reply:
+            msg = f"the server of forks is gone, with status {self._process.wait()}"
+            raise RuntimeError(msg)
+        return reply
+
+
+@dataclass
+class Fork:
+    """A running program."""
+
+    server: ForkServer
+    pid: int
+    returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status, negative for a signal. Kills it and raises TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                ended = _readable(descriptor, timeout)
+            finally:
+                os.close(descriptor)
+            if not ended:
+                self.kill()
+            self.returncode = self.server.wait(self.pid)
+            if not ended:
+                raise subprocess.TimeoutExpired(str(self), timeout or 0)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it by SIGKILL, unless it has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def serve(control: socket.socket) -> None:
+    """Answer requests until the owner hangs up."""
+    while True:
+        request, files, _, _ = socket.recv_fds(control, LIMIT, 3)
+        if not request:
+            return
+        asked = json.loads(request)
+        if "wait" in asked:
+            _, status = os.waitpid(asked["wait"], 0)
+            control.send(str(os.waitstatus_to_exitcode(status)).encode())
+        elif pid := os.fork():
+            for file in files:
+                os.close(file)
+            control.send(str(pid).encode())
+        else:
+            control.close()
+            status = 1
+            try:
+                status = _run(files, **asked)
+            finally:
+                os._exit(status)
+
+
+def _run(files: list[int], program: str, arguments: list[str], environ: dict[str, str]) -> int:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv[:] = ["-c", *arguments]
+    sys.path[0] = ""
+    main = sys.modules["__main__"] = type(sys)("__main__")
+    status = 0
+    try:
+        exec(compile(program, "<string>", "exec"), main.__dict__)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 as the interpreter does
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # waits for threads, as the interpreter does before its exit handlers
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def _readable(descriptor: int, timeout: float | None) -> bool:
+    return bool(select.select([descriptor], [], [], timeout)[0])
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.close()
+    process.wait()
+
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    serve(socket.socket(fileno=int(sys.argv[1])))
