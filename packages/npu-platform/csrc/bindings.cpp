@@ -14,6 +14,7 @@
 #include "runtime/faults.h"
 #include "runtime/generator.h"
 #include "runtime/graph.h"
+#include "runtime/host_allocator.h"
 #include "runtime/launch.h"
 
 namespace py = pybind11;
@@ -34,6 +35,36 @@ py::list snapshot(c10::DeviceIndex device) {
     segments.append(segment);
   }
   return segments;
+}
+
+// What a device's tensors hold: address, bytes that were asked for, bytes counted.
+std::vector<std::tuple<size_t, size_t, size_t>> live_memory(c10::DeviceIndex device) {
+  auto& allocator = npu::CachingAllocator::of(device);
+  std::vector<std::tuple<size_t, size_t, size_t>> blocks;
+  for (const auto& [address, requested] : allocator.live()) {
+    blocks.emplace_back(reinterpret_cast<size_t>(address), requested, allocator.size_of(address));
+  }
+  return blocks;
+}
+
+py::dict host_memory_stats() {
+  const at::HostStats stats = npu::host_allocator()->get_stats();
+  py::dict all;
+  auto put = [&all](const char* name, const c10::CachingAllocator::Stat& stat) {
+    py::dict values;
+    values["current"] = stat.current;
+    values["peak"] = stat.peak;
+    values["allocated"] = stat.allocated;
+    values["freed"] = stat.freed;
+    all[name] = values;
+  };
+  put("allocations", stats.allocations);
+  put("allocated_bytes", stats.allocated_bytes);
+  put("active_requests", stats.active_requests);
+  put("active_bytes", stats.active_bytes);
+  all["num_host_alloc"] = stats.num_host_alloc;
+  all["num_host_free"] = stats.num_host_free;
+  return all;
 }
 
 // The memory of a process in a pool of its own, for torch.npu.use_mem_pool().
@@ -93,9 +124,22 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_memory_limit", [](c10::DeviceIndex device, size_t bytes) { npu::CachingAllocator::of(device).set_limit(bytes); });
   m.def("memory_limit", [](c10::DeviceIndex device) { return npu::CachingAllocator::of(device).limit(); });
   m.def("memory_snapshot", &snapshot);
+  m.def("live_memory", &live_memory);
+  m.def("allocate", [](c10::DeviceIndex device, size_t bytes) {
+    return reinterpret_cast<size_t>(npu::CachingAllocator::of(device).allocate(bytes, npu::thread_state.pool));
+  });
+  m.def("release", [](size_t address) {
+    auto* pointer = reinterpret_cast<void*>(address);
+    TORCH_CHECK_VALUE(!pointer || npu::device_of(pointer) >= 0, "npu: ", pointer, " is not an address of device memory");
+    npu::free_device_memory(pointer);
+  });
+  m.def("host_memory_stats", &host_memory_stats);
+  m.def("reset_peak_host_memory_stats", [] { npu::host_allocator()->reset_peak_stats(); });
+  m.def("reset_accumulated_host_memory_stats", [] { npu::host_allocator()->reset_accumulated_stats(); });
   m.def("new_pool_id", &npu::new_pool_id);
   m.def("retain_pool", &npu::retain_pool);
   m.def("release_pool", &npu::release_pool);
+  m.def("pool_users", &npu::count_pool_users);
   py::class_<PoolScope>(m, "PoolScope").def(py::init<npu::PoolId>()).def("leave", &PoolScope::leave);
 
   m.def("default_generator", [](c10::DeviceIndex device) { return npu::default_generator(device); });

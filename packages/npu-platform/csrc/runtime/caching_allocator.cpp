@@ -672,6 +672,13 @@ void release_pool(PoolId pool) {
   }
 }
 
+int count_pool_users(PoolId pool) {
+  auto& users = pool_users();
+  std::lock_guard lock(users.mutex);
+  const auto found = users.count.find(pool);
+  return found == users.count.end() ? 0 : found->second;
+}
+
 void free_device_memory(void* address) {
   if (address) CachingAllocator::of(device_of(address)).free(address);
 }

@@ -102,6 +102,7 @@ class CachingAllocator {
 PoolId new_pool_id();
 void retain_pool(PoolId pool);
 void release_pool(PoolId pool);
+int count_pool_users(PoolId pool);
 
 // The device that owns this address, or -1.
 inline c10::DeviceIndex device_of(const void* address) { return c10::DeviceIndex(npu_memory_device(address)); }

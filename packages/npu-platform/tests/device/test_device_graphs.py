@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import time
@@ -236,6 +237,59 @@ def test_graphed_callable() -> None:
     call = torch.npu.make_graphed_callables(lambda x: x @ weight, (torch.zeros(2, 4, device=DEVICE),))
     x = torch.randn(2, 4, device=DEVICE)
     torch.testing.assert_close(call(x), x @ weight)
+
+
+def test_graphed_module_trains_as_the_eager_one() -> None:
+    eager = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)).to(DEVICE)
+    graphed = copy.deepcopy(eager)
+    sample = torch.zeros(3, 4, device=DEVICE, requires_grad=True)
+    assert torch.npu.make_graphed_callables(graphed, (sample,)) is graphed
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (eager, graphed)]
+    for _ in range(3):
+        x = torch.randn(3, 4, device=DEVICE)
+        losses, gradients = [], []
+        for model, optimizer in zip((eager, graphed), optimizers, strict=True):
+            given = x.clone().requires_grad_()
+            loss = model(given).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            gradients.append(given.grad)
+        assert losses[0] == pytest.approx(losses[1])
+        torch.testing.assert_close(*gradients)
+    for mine, theirs in zip(graphed.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(graphed.eval()(x), eager(x))  # the other mode runs as it was
+
+
+def test_graphed_callables_run_in_turn() -> None:
+    scale = torch.tensor(3.0, device=DEVICE, requires_grad=True)
+    sample = torch.ones(4, device=DEVICE, requires_grad=True)
+    first, second = torch.npu.make_graphed_callables(
+        (lambda x: {"sum": x * scale, "same": x.detach()}, lambda x: x.exp()),
+        ((sample,), (torch.ones(4, device=DEVICE, requires_grad=True),)),
+        allow_unused_input=True,
+    )
+    x = torch.rand(4, device=DEVICE, requires_grad=True)
+    outputs = first(x)
+    result = second(outputs["sum"])
+    torch.testing.assert_close(result, (x * 3).exp())
+    assert torch.equal(outputs["same"], x)
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, 3 * (x * 3).exp())
+
+
+def test_graphed_callables_refuse_what_a_replay_cannot_repeat() -> None:
+    module = torch.nn.Linear(2, 2, device=DEVICE)
+    sample = (torch.ones(1, 2, device=DEVICE),)
+    with torch.autocast(DEVICE), pytest.raises(RuntimeError, match="cache_enabled=False"):
+        torch.npu.make_graphed_callables(module, sample)
+    with pytest.raises(ValueError, match="tensors only"):
+        torch.npu.make_graphed_callables(module, (3.0,))
+    module.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="without hooks"):
+        torch.npu.make_graphed_callables(module, sample)
 
 
 def test_debug_dump_names_the_launches(tmp_path) -> None:

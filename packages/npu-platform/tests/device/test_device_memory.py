@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +114,8 @@ def test_pool_of_its_own_joins_the_common_one_at_its_end() -> None:
         x = torch.ones(4 * MIB, device=DEVICE)
     segments = [s for s in torch.npu.memory_snapshot() if s["segment_pool_id"] == pool.id]
     assert sum(s["allocated_size"] for s in segments) == 16 * MIB
+    assert pool.snapshot() == torch.npu.memory_snapshot(pool.id)
+    assert pool.use_count() == 1
     number = pool.id
     del pool
     gc.collect()
@@ -141,6 +145,57 @@ def test_any_order_of_allocations_keeps_contents_and_counts(steps: list[tuple[in
     live.clear()
     del tensor
     assert torch.npu.memory_allocated() == base
+
+
+def test_pool_of_another_kind_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="use_on_oom"):
+        torch.npu.MemPool(use_on_oom=True)
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_snapshot_shows_each_tensor_as_a_block(tmp_path: Path) -> None:
+    small, large = torch.ones(100, device=DEVICE), torch.ones(3 * MIB, device=DEVICE)
+    blocks = [block for segment in torch.npu.memory_snapshot() for block in segment["blocks"]]
+    held = {block["address"]: block for block in blocks if block["state"] == "active_allocated"}
+    assert held[small.data_ptr()]["requested_size"] == small.nbytes
+    assert held[large.data_ptr()]["requested_size"] == large.nbytes
+    assert sum(block["size"] for block in held.values()) == torch.npu.memory_allocated()
+    assert sum(block["size"] for block in blocks) == torch.npu.memory_reserved()
+    torch.npu.memory._dump_snapshot(tmp_path / "snapshot.pickle")
+    assert pickle.loads((tmp_path / "snapshot.pickle").read_bytes())["segments"] == torch.npu.memory_snapshot()
+
+
+def test_memory_without_a_tensor() -> None:
+    held, used = torch.npu.memory_allocated(), torch.npu.device_memory_used()
+    address = torch.npu.caching_allocator_alloc(4 * MIB)
+    assert torch.npu.memory_allocated() == held + 4 * MIB
+    assert torch.npu.device_memory_used() >= min(used, held + 4 * MIB)
+    torch.npu.caching_allocator_delete(address)
+    assert torch.npu.memory_allocated() == held
+    with pytest.raises(ValueError, match="not an address of device memory"):
+        torch.npu.caching_allocator_delete(64)
+
+
+def test_pinned_memory_is_counted() -> None:
+    torch.npu.empty_host_cache()
+    torch.npu.reset_peak_host_memory_stats()
+    before = torch.npu.host_memory_stats()
+    pinned = torch.empty(100_000, dtype=torch.int8, pin_memory=True)
+    during = torch.npu.host_memory_stats()
+    del pinned
+    after = torch.npu.host_memory_stats()
+    size = 1 << 17
+    assert during["active_bytes.current"] - before["active_bytes.current"] == size
+    assert after["active_bytes.current"] == before["active_bytes.current"]
+    assert after["active_bytes.peak"] - before["active_bytes.current"] == size
+    assert after["allocated_bytes.current"] - before["allocated_bytes.current"] == size  # it is cached
+    assert after["num_host_alloc"] == before["num_host_alloc"] + 1
+    torch.npu.empty_host_cache()
+    assert (
+        torch.npu.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"] == before["allocated_bytes.current"]
+    )
+    torch.npu.reset_accumulated_host_memory_stats()
+    assert torch.npu.host_memory_stats()["active_bytes.allocated"] == 0
 
 
 def test_pinned_memory() -> None:

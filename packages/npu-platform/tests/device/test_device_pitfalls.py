@@ -89,6 +89,49 @@ def test_05_recurrent_cells_forward_and_backward(kind: type, bias: bool) -> None
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.nn.LSTM, {"proj_size": 3}),
+        (torch.nn.LSTM, {"bidirectional": True}),
+        (torch.nn.GRU, {"bidirectional": True}),
+    ],
+)
+def test_05_recurrent_layers_over_packed_sequences(kind: type, options: dict[str, object]) -> None:
+    host = kind(4, 6, num_layers=2, **options)
+    device = copy.deepcopy(host).to(DEVICE)
+    x, lengths = torch.randn(5, 3, 4), torch.tensor([5, 3, 2])
+    expected, state = host(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))
+    result, device_state = device(torch.nn.utils.rnn.pack_padded_sequence(x.to(DEVICE), lengths))
+    torch.testing.assert_close(result.data.cpu(), expected.data)
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(result)
+    assert padded.device.type == "npu"
+    torch.testing.assert_close(device_state[0].cpu(), state[0])
+
+
+@pytest.mark.parametrize("side", ["input", "weight"])
+def test_05_convolutions_keep_the_memory_format(side: str) -> None:
+    host = torch.nn.Conv2d(3, 8, 3)
+    x = torch.randn(2, 3, 9, 9)
+    if side == "input":
+        x = x.to(memory_format=torch.channels_last)
+    else:
+        host.to(memory_format=torch.channels_last)
+    device = copy.deepcopy(host).to(DEVICE)
+    y = x.to(DEVICE).requires_grad_()
+    x.requires_grad_()
+    expected, result = host(x), device(y)
+    assert result.stride() == expected.stride()
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result.cpu(), expected)
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    assert y.grad.stride() == x.grad.stride()
+    torch.testing.assert_close(y.grad.cpu(), x.grad)
+    torch.testing.assert_close(device.weight.grad.cpu(), host.weight.grad)
+
+
+@pytest.mark.usefixtures("clean_memory")
 def test_06_scratch_through_the_raw_allocator_stays_counted_in_replays() -> None:
     base = torch.npu.memory_allocated()
     x = torch.randn(128, 256, device=DEVICE, dtype=torch.bfloat16)

@@ -134,9 +134,10 @@ import os, sys
 import torch
 import torch.multiprocessing as mp
 
-def child(queue, given):
+def child(queue, given, read):
     local = torch.ones(300_000, device="npu")
-    queue.put((local.sum().item(), given.sum().item() if given is not None else None))
+    queue.put((local.sum().item(), given.sum().item(), given[:2] * 2))
+    read.wait()  # what is sent lies in shared memory of this process
     queue.close(); queue.join_thread()
 
 if __name__ == "__main__":
@@ -145,10 +146,12 @@ if __name__ == "__main__":
     torch.zeros(1 << 24, dtype=torch.int8, device="npu").copy_(torch.ones(1 << 24, dtype=torch.int8))  # starts the pool
     for method in ("fork", "spawn"):
         context = mp.get_context(method)
-        queue = context.Queue()
-        process = context.Process(target=child, args=(queue, x))
+        queue, read = context.Queue(), context.Event()
+        process = context.Process(target=child, args=(queue, x, read))
         process.start()
-        print(method, *queue.get(timeout=60))
+        local, given, sent = queue.get(timeout=60)
+        read.set()
+        print(method, local, given, sent.device, sent.sum().item())
         process.join()
         assert process.exitcode == 0
     assert x.sum().item() == 1000
@@ -157,4 +160,4 @@ if __name__ == "__main__":
     program = "import runpy, sys; sys.argv = [{0!r}]; runpy.run_path({0!r}, run_name='__main__')"
     done = run_fresh_python(program.format(str(script)))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["fork", "300000.0", "1000.0", "spawn", "300000.0", "1000.0"]
+    assert done.stdout.splitlines() == [f"{method} 300000.0 1000.0 npu:0 4.0" for method in ("fork", "spawn")]

@@ -70,6 +70,19 @@ NAMES = [
     "temperature",
     "power_draw",
     "clock_rate",
+    "default_generators",
+    "device_memory_used",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "get_allocator_backend",
+    "get_arch_list",
+    "get_stream_from_external",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats",
+    "is_tf32_supported",
+    "profiler",
 ]
 
 
@@ -141,6 +154,40 @@ def test_streams_are_current_where_they_were_made_so() -> None:
     assert isinstance(torch.npu.current_stream(), torch.npu.Stream)
     other.synchronize()
     assert other.query()
+
+
+def test_streams_have_an_id_that_other_code_can_hand_back() -> None:
+    stream = torch.npu.Stream()
+    assert torch.npu.get_stream_from_external(stream.npu_stream) == stream
+    assert hash(torch.npu.get_stream_from_external(stream.npu_stream)) == hash(stream)
+    assert torch.npu.Stream.priority_range() == (0, 0)
+    assert stream.priority == 0
+    with stream:
+        assert torch.npu.current_stream() == stream
+
+
+def test_events_without_timing_do_not_tell_the_time() -> None:
+    timed, other = torch.npu.Event(enable_timing=True), torch.npu.Event()
+    other.record()
+    with pytest.raises(ValueError, match="recorded"):
+        timed.elapsed_time(torch.npu.Event(enable_timing=True))
+    timed.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        timed.elapsed_time(other)
+
+
+def test_generators_of_all_devices() -> None:
+    (generator,) = torch.npu.default_generators
+    state = generator.clone_state()
+    drawn = torch.rand(3, device=DEVICE)
+    assert torch.equal(torch.rand(3, device=DEVICE, generator=state), drawn)
+    states = torch.npu.get_rng_state_all()
+    first = torch.rand(3, device=DEVICE)
+    torch.npu.set_rng_state_all(states)
+    assert torch.equal(torch.rand(3, device=DEVICE), first)
+    torch.npu.manual_seed_all(9)
+    assert torch.npu.initial_seed() == 9
+    assert torch.npu.seed_all() == torch.npu.initial_seed() != 9
 
 
 @pytest.mark.parametrize(("count", "grain"), [(1, 1), (7, 100), (10_000, 1), (100_003, 64)])

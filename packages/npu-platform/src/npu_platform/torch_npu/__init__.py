@@ -6,6 +6,9 @@ use, not before; a bad environment variable is reported there and never by the i
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 def autoload() -> None:
     """Register the device; called by ``import torch``, see :mod:`npu_platform.torch_npu.registration`."""
@@ -23,12 +26,23 @@ __all__ = ["autoload", "inactive_reason"]
 
 if inactive_reason() is None:
     from . import faults as faults
+    from . import profiler as profiler
     from .devices import *  # noqa: F403
     from .devices import _is_in_bad_fork as _is_in_bad_fork
     from .distributed import *  # noqa: F403
+    from .graphed_callables import *  # noqa: F403
     from .graphs import *  # noqa: F403
+    from .host_memory import *  # noqa: F403
     from .launches import *  # noqa: F403
     from .memory import *  # noqa: F403
     from .random import *  # noqa: F403
     from .sensors import *  # noqa: F403
     from .streams import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Return the generators, which bring the devices up."""
+    if name == "default_generators":
+        return importlib.import_module(".random", __name__).default_generators
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

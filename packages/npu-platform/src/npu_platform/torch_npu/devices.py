@@ -23,6 +23,7 @@ __all__ = [
     "device_count",
     "device_of",
     "get_amp_supported_dtype",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -32,6 +33,7 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_initialized",
+    "is_tf32_supported",
     "set_device",
     "set_num_threads",
     "synchronize",
@@ -111,6 +113,16 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return True: every dtype of PyTorch's CPU kernels is supported."""
     del including_emulation
     return True
+
+
+def is_tf32_supported() -> bool:
+    """Return False: float32 is computed in float32."""
+    return False
+
+
+def get_arch_list() -> list[str]:
+    """Return an empty list: kernels choose by the host's instructions at run time, not by what they were built for."""
+    return []
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

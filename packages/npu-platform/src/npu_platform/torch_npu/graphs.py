@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 
@@ -12,11 +12,6 @@ from npu_platform import _C
 
 from .devices import synchronize
 from .streams import StreamContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 PoolHandle = tuple[int, int]
 ErrorMode = Literal["default", "global", "thread_local", "relaxed"]
@@ -26,7 +21,6 @@ __all__ = [
     "graph",
     "graph_pool_handle",
     "is_current_stream_capturing",
-    "make_graphed_callables",
 ]
 
 
@@ -93,34 +87,3 @@ class graph:  # noqa: N801 - the name in torch.cuda
         """End the capture."""
         self.npu_graph.capture_end()
         self.stream_context.__exit__(kind, error, trace)
-
-
-def make_graphed_callables(
-    callable: Callable[..., Any],  # noqa: A002 - the name in torch.cuda
-    sample_args: tuple[Tensor, ...],
-    num_warmup_iters: int = 3,
-    pool: PoolHandle | None = None,
-) -> Callable[..., Any]:
-    """Return ``callable`` as a graph, for inference: inputs are copied into the sample's tensors, then it is replayed.
-
-    Raises:
-        NotImplementedError: a sample requires grad.
-    """
-    if any(tensor.requires_grad for tensor in sample_args):
-        msg = "graphed callables are for inference on npu: pass samples that do not require grad"
-        raise NotImplementedError(msg)
-    static = tuple(tensor.clone() for tensor in sample_args)
-    with torch.no_grad():
-        for _ in range(num_warmup_iters):
-            callable(*static)
-        captured = NPUGraph()
-        with graph(captured, pool=pool):
-            outputs = callable(*static)
-
-    def replay(*args: Tensor) -> Any:
-        for target, source in zip(static, args, strict=True):
-            target.copy_(source)
-        captured.replay()
-        return outputs
-
-    return replay

@@ -10,16 +10,23 @@ import torch
 from npu_platform import _C
 
 from .devices import Device, index_of
+from .snapshots import _dump_snapshot, _snapshot, memory_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
+__all__ = [  # with the private names by which torch.cuda.memory offers its snapshots
     "MemPool",
     "OutOfMemoryError",
+    "_dump_snapshot",
+    "_snapshot",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
     "caching_allocator_enable",
+    "device_memory_used",
     "empty_cache",
     "empty_host_cache",
+    "get_allocator_backend",
     "get_per_process_memory_fraction",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -43,6 +50,12 @@ OutOfMemoryError = torch.OutOfMemoryError
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device in bytes."""
     return torch.accelerator.get_memory_info(index_of(device))
+
+
+def device_memory_used(device: Device = None) -> int:
+    """Return the bytes of a device's memory that are in use, cached ones included."""
+    free, total = mem_get_info(device)
+    return total - free
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
@@ -105,13 +118,9 @@ def empty_host_cache() -> None:
     torch.accelerator.empty_host_cache()
 
 
-def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
-    """Return the segments of a device's memory: address, sizes in bytes, pool."""
-    return _C.memory_snapshot(index_of(device))
-
-
-def memory_summary(device: Device = None) -> str:
-    """Return what tensors hold, what is reserved and their peaks, as text for people."""
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """Return what tensors hold, what is reserved and their peaks, as text for people; it is always abbreviated."""
+    del abbreviated
     free, total = mem_get_info(device)
     rows = {
         "allocated": (memory_allocated(device), max_memory_allocated(device)),
@@ -144,15 +153,36 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 class MemPool:
-    """A pool of device memory of its own; what is left of it joins the common pool when the object dies."""
+    """A pool of device memory of its own; what is left of it joins the common pool when the object dies.
 
-    def __init__(self) -> None:
+    Args:
+        allocator: None; another allocator cannot be plugged in.
+        use_on_oom: False; memory of the pool is never lent to allocations outside it.
+        no_split: False; blocks of the pool are split as others are.
+
+    Raises:
+        NotImplementedError: an argument has another value.
+    """
+
+    def __init__(self, allocator: None = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        if allocator is not None or use_on_oom or no_split:
+            msg = "MemPool on npu takes no allocator, use_on_oom or no_split: leave them at their defaults"
+            raise NotImplementedError(msg)
         self.id: tuple[int, int] = (0, _C.new_pool_id())
         _C.retain_pool(self.id[1])
 
     def __del__(self) -> None:
         """Let go of the pool."""
-        _C.release_pool(self.id[1])
+        if hasattr(self, "id"):
+            _C.release_pool(self.id[1])
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        """Return the segments of this pool, as :func:`memory_snapshot` does."""
+        return memory_snapshot(self.id, include_traces)
+
+    def use_count(self) -> int:
+        """Return how many hold the pool: this object, and the graphs captured into it."""
+        return _C.pool_users(self.id[1])
 
 
 @contextlib.contextmanager
@@ -164,6 +194,26 @@ def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
         yield
     finally:
         scope.leave()
+
+
+def caching_allocator_alloc(size: int, device: Device = None, stream: torch.Stream | None = None) -> int:
+    """Return the address of ``size`` bytes of device memory, held until :func:`caching_allocator_delete`."""
+    del stream
+    return _C.allocate(index_of(device), size)
+
+
+def caching_allocator_delete(mem_ptr: int) -> None:
+    """Let go of memory of :func:`caching_allocator_alloc`.
+
+    Raises:
+        ValueError: ``mem_ptr`` is not an address of device memory.
+    """
+    _C.release(mem_ptr)
+
+
+def get_allocator_backend() -> str:
+    """Return ``"native"``: the only allocator there is."""
+    return "native"
 
 
 def caching_allocator_enable(value: bool = True) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "StreamContext",
     "current_stream",
     "default_stream",
+    "get_stream_from_external",
     "set_stream",
     "stream",
 ]
@@ -42,6 +43,16 @@ class Stream(torch.Stream):
     def npu_stream(self) -> int:
         """The id that the driver knows the stream by."""
         return self.stream_id
+
+    @property
+    def priority(self) -> int:
+        """Return 0: streams are synchronous, none goes before another."""
+        return 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the least and the greatest priority."""
+        return (0, 0)
 
 
 class _EventType(type):
@@ -76,6 +87,12 @@ def default_stream(device: Device = None) -> Stream:
     """Return the default stream of a device."""
     current = torch.accelerator.current_stream(index_of(device))
     return Stream(stream_id=0, device_index=current.device_index, device_type=current.device_type)
+
+
+def get_stream_from_external(data_ptr: int, device: Device = None) -> Stream:
+    """Return the stream that the driver knows as ``data_ptr``: a ``Stream.npu_stream`` handed through other code."""
+    index = index_of(device)
+    return Stream(stream_id=data_ptr, device_index=index, device_type=default_stream(index).device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
