@@ -1,5 +1,7 @@
 // npu_platform._C: what the module torch.npu needs beyond the dispatcher and torch.accelerator.
+#include <ATen/ops/empty_strided.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -141,6 +143,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &npu::release_pool);
   m.def("pool_users", &npu::count_pool_users);
   py::class_<PoolScope>(m, "PoolScope").def(py::init<npu::PoolId>()).def("leave", &PoolScope::leave);
+
+  // What torch.empty_strided does, without its parsing: compiled code allocates each buffer so.
+  m.def("empty_strided", [](const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType dtype,
+                            c10::DeviceIndex device) {
+    return at::empty_strided(sizes, strides, at::TensorOptions(dtype).device(npu::kNpu, device));
+  });
 
   m.def("default_generator", [](c10::DeviceIndex device) { return npu::default_generator(device); });
   m.def("seed_all", &npu::seed_all);

@@ -156,10 +156,8 @@ int64_t sdp_choice(const Tensor& query, const Tensor& key, const Tensor& value, 
   const bool masked = mask && mask->defined();
   if (masked && mask->requires_grad() && at::GradMode::is_enabled()) return kMath;
   if (query.is_nested() || key.is_nested() || value.is_nested()) return kMath;
-  Aliases aliases;
-  const Tensor q = aliases.to_cpu(query), k = aliases.to_cpu(key), v = aliases.to_cpu(value);
-  const optional<Tensor> m = masked ? optional<Tensor>(aliases.to_cpu(*mask)) : std::nullopt;
-  return at::cpu::_fused_sdp_choice(q, k, v, m, dropout, causal, scale, gqa);
+  // The choice looks at shapes and settings, never at memory: while torch.compile traces there is none to make aliases of.
+  return at::cpu::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 
 }  // namespace

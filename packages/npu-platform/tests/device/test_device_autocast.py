@@ -67,6 +67,26 @@ def test_dtype_without_half_precision_turns_autocast_off() -> None:
         assert F.linear(torch.ones(2, 4, device=DEVICE), torch.ones(3, 4, device=DEVICE)).dtype == torch.float32
 
 
+def test_names_of_the_module_amp() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @torch.npu.amp.custom_fwd(cast_inputs=torch.float32)
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        @torch.npu.amp.custom_bwd
+        def backward(ctx, grad):
+            return grad * 2
+
+    x = torch.ones(2, 2, device=DEVICE, requires_grad=True)
+    with torch.npu.amp.autocast(dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        doubled = Double.apply(x @ x)
+    assert doubled.dtype == torch.float32
+    assert torch.npu.amp.GradScaler(init_scale=4.0).scale(doubled.sum()).item() == 64
+
+
 def test_scaler_skips_the_step_that_overflowed() -> None:
     model = torch.nn.Linear(4, 1, device=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

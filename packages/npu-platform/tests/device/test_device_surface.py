@@ -83,6 +83,7 @@ NAMES = [
     "reset_peak_host_memory_stats",
     "is_tf32_supported",
     "profiler",
+    "amp",
 ]
 
 

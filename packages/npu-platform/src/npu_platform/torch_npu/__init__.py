@@ -25,6 +25,7 @@ from .registration import inactive_reason  # noqa: E402
 __all__ = ["autoload", "inactive_reason"]
 
 if inactive_reason() is None:
+    from . import amp as amp
     from . import faults as faults
     from . import profiler as profiler
     from .devices import *  # noqa: F403
@@ -41,7 +42,9 @@ if inactive_reason() is None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the generators, which bring the devices up."""
+    """Return what Inductor asks for when it first compiles, or the generators, which bring the devices up."""
+    if name == "Scheduling":
+        return importlib.import_module(".inductor", __name__).Scheduling
     if name == "default_generators":
         return importlib.import_module(".random", __name__).default_generators
     msg = f"module {__name__!r} has no attribute {name!r}"

@@ -25,7 +25,7 @@ def register() -> None:
     _define_vllm_ops()
     package = sys.modules[__package__]
     torch._register_device_module(NAME, package)
-    for theme in ("devices", "distributed", "faults", "graphs", "memory", "profiler", "random", "streams"):
+    for theme in ("amp", "devices", "distributed", "faults", "graphs", "memory", "profiler", "random", "streams"):
         sys.modules[f"torch.{NAME}.{theme}"] = importlib.import_module(f".{theme}", __package__)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     importlib.import_module(".distributed", __package__).register_backend()

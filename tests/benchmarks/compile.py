@@ -1,0 +1,82 @@
+"""``torch.compile`` on npu beside eager npu and compiled CPU, in one run: ``python -m tests.benchmarks.compile``.
+
+A Llama-like block (norms, rotary embedding, attention, gated MLP), forward and forward with backward. Medians over
+interleaved samples of wall time, all cores.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from tests.benchmarks.__main__ import machine
+from tests.support.llama_block import LlamaBlock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLES = 31
+SHAPES = ((256, 4, 768, 1), (256, 4, 768, 64), (1024, 16, 3072, 1), (1024, 16, 3072, 128))
+
+
+def main() -> None:
+    """Print the tables."""
+    print(f"Machine: {machine()}\n")
+    for training in (False, True):
+        print(f"{'Forward and backward' if training else 'Forward'}, bfloat16, ms:\n")
+        print("| width | tokens | npu eager | npu compiled | faster | cpu eager | cpu compiled | npu / cpu compiled |")
+        print("|---|---|---|---|---|---|---|---|")
+        for width, heads, inner, tokens in SHAPES:
+            torch._dynamo.reset()
+            eager, compiled, cpu, cpu_compiled = measure(LlamaBlock(width, heads, inner), tokens, training)
+            print(
+                f"| {width} | {tokens} | {eager:.3f} | {compiled:.3f} | {eager / compiled:.2f} x | {cpu:.3f} | "
+                f"{cpu_compiled:.3f} | {compiled / cpu_compiled:.2f} |",
+                flush=True,
+            )
+        print()
+
+
+def measure(block: LlamaBlock, tokens: int, training: bool) -> list[float]:
+    """Return the medians in ms of npu eager, npu compiled, cpu eager and cpu compiled."""
+    steps: list[Callable[[], object]] = []
+    for device in ("npu", "cpu"):
+        module = copy.deepcopy(block).to(device, torch.bfloat16)
+        x = torch.randn(1, tokens, block.width).to(device, torch.bfloat16)
+        positions = torch.arange(tokens).to(device)
+        steps += [step(each, x, positions, training) for each in (module, torch.compile(module, dynamic=False))]
+    for each in steps:
+        each()
+        each()
+    samples: list[list[float]] = [[] for _ in steps]
+    for _ in range(SAMPLES):
+        for each, into in zip(steps, samples, strict=True):
+            began = time.perf_counter()
+            each()
+            into.append((time.perf_counter() - began) * 1e3)
+    return [statistics.median(each) for each in samples]
+
+
+def step(
+    module: Callable[..., torch.Tensor], x: torch.Tensor, positions: torch.Tensor, training: bool
+) -> Callable[[], object]:
+    """Return a function that runs the module once, with its backward when training."""
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return module(x, positions)
+
+    def forward_and_backward() -> object:
+        loss = module(x, positions).float().square().mean()
+        loss.backward()
+        return loss
+
+    return forward_and_backward if training else forward
+
+
+if __name__ == "__main__":
+    main()
