@@ -13,6 +13,8 @@
 #include "runtime/allocator.h"
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
+#include "faults/faults.h"
+#include "runtime/driver.h"
 #include "runtime/faults.h"
 #include "runtime/generator.h"
 #include "runtime/graph.h"
@@ -98,20 +100,23 @@ PYBIND11_MODULE(_C, m) {
   npu::prefer_fallback_to_composites();
 
   m.def("device_count", &npu::device_count);
-  m.def("device_name", &npu_device_name);
+  m.def("driver_name", [] { return npu::chosen_driver().name; });
+  m.def("device_name", [] { return npu::chosen_driver().device_name; });
+  m.def("device_version", [] { return py::make_tuple(npu::chosen_driver().major, npu::chosen_driver().minor); });
+  m.def("computes", [] { return (npu::chosen_driver().capabilities & NPU_DRIVER_COMPUTES) != 0; });
   m.def("current_device", [] { return int(npu::thread_state.device); });
   m.def("set_device", [](c10::DeviceIndex device) {
     npu::check_device(device);
     npu::thread_state.device = device;
   });
-  m.def("is_initialized", [] { return npu_is_initialized() != 0; });
-  m.def("num_threads", &npu_num_threads);
-  m.def("set_num_threads", [](int threads) { npu::check(npu_set_num_threads(threads)); });
+  m.def("is_initialized", &npu::is_initialized);
+  m.def("num_threads", &npu::num_threads);
+  m.def("set_num_threads", &npu::set_num_threads);
   // The pool alone, for tests: how often each index of [0, n) was visited.
   m.def("_visit_in_parallel", [](int64_t n, int64_t grain) {
     std::vector<int> visits(size_t(n), 0);
     py::gil_scoped_release without_gil;
-    npu_parallel_for(0, n, grain, [](void* context, int64_t begin, int64_t end) {
+    npu::parallel_for(0, n, grain, [](void* context, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) ++(*static_cast<std::vector<int>*>(context))[size_t(i)];
     }, &visits);
     py::gil_scoped_acquire with_gil;
@@ -153,22 +158,22 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator", [](c10::DeviceIndex device) { return npu::default_generator(device); });
   m.def("seed_all", &npu::seed_all);
 
-  py::class_<npu::sim::ArmedFault, npu::sim::Faults::Handle>(m, "ArmedFault")
-      .def_property_readonly("text", [](const npu::sim::ArmedFault& armed) { return armed.fault.text(); })
-      .def_property_readonly("struck", [](const npu::sim::ArmedFault& armed) { return npu::sim::Faults::instance().struck(armed); })
+  py::class_<npu::ArmedFault, npu::Faults::Handle>(m, "ArmedFault")
+      .def_property_readonly("text", [](const npu::ArmedFault& armed) { return armed.fault.text(); })
+      .def_property_readonly("struck", [](const npu::ArmedFault& armed) { return npu::Faults::instance().struck(armed); })
       .def_property_readonly("history",
-                             [](const npu::sim::ArmedFault& armed) { return npu::sim::Faults::instance().history(armed); });
+                             [](const npu::ArmedFault& armed) { return npu::Faults::instance().history(armed); });
   m.def("arm_fault", [](const std::string& text) {
     npu::device_count();  // the environment's faults come first
-    auto fault = npu::sim::parse_fault(text);
+    auto fault = npu::parse_fault(text);
     if (!fault) throw py::value_error("npu: '" + text + "' is not a fault; see torch.npu.faults");
-    return npu::sim::Faults::instance().arm(std::move(*fault));
+    return npu::Faults::instance().arm(std::move(*fault));
   });
-  m.def("disarm_fault", [](const npu::sim::Faults::Handle& fault) { npu::sim::Faults::instance().disarm(fault); });
-  m.def("clear_faults", [] { npu::sim::Faults::instance().clear(); });
+  m.def("disarm_fault", [](const npu::Faults::Handle& fault) { npu::Faults::instance().disarm(fault); });
+  m.def("clear_faults", [] { npu::Faults::instance().clear(); });
   m.def("lose_device", [](c10::DeviceIndex device) {
     npu::check_device(device);
-    npu::sim::Faults::instance().lose(device, "by torch.npu.faults.lose_device");
+    npu::Faults::instance().lose(device, "by torch.npu.faults.lose_device");
   });
   m.def("reset_device", &npu::reset_device);
 

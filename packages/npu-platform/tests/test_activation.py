@@ -53,7 +53,7 @@ def test_off_switches_it_off() -> None:
 def test_a_bad_choice_is_one_clear_sentence_and_never_an_exception() -> None:
     said = decide_in_a_new_process(NPU_DEVICE="gpu")
     assert said["registered"] is None
-    assert "must be one of auto, simulator, off" in said["reason"]
+    assert "must be auto, simulator, null, off or the path" in said["reason"]
     assert said["reason"] in said["stderr"]
 
 
@@ -90,6 +90,13 @@ def test_another_accelerator_wins_unless_forced(tmp_path: object) -> None:
     assert said["registered"] is None
     assert "an NVIDIA GPU is present" in said["reason"]
     assert decide_in_a_new_process(code, NPU_DEVICE="simulator")["activate"] is True
+
+
+def test_a_driver_that_cannot_be_loaded_is_named() -> None:
+    said = decide_in_a_new_process(NPU_DEVICE="/nowhere/driver.so")
+    assert said["registered"] is None
+    assert "NPU_DEVICE names a driver that cannot be loaded: /nowhere/driver.so" in said["reason"]
+    assert "Mend NPU_DEVICE" in said["remedy"]
 
 
 def test_a_process_without_the_device_library_is_told() -> None:

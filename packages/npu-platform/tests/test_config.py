@@ -45,7 +45,12 @@ def test_public_surface_is_frozen() -> None:
 def test_device_choice() -> None:
     assert config.device_choice({}) == "auto"
     assert config.device_choice({"NPU_DEVICE": "Off"}) == "off"
-    with pytest.raises(ConfigurationError, match="NPU_DEVICE must be one of auto, simulator, off, not 'gpu'"):
+    assert config.device_choice({"NPU_DEVICE": "null:launch=5us"}) == "null"
+    assert config.device_choice({"NPU_DEVICE": "/opt/Vendor/lib.so:fast"}) == "/opt/Vendor/lib.so"
+    assert [config.is_forced(choice) for choice in ("auto", "off", "null", "/lib.so")] == [False, False, True, True]
+    with pytest.raises(
+        ConfigurationError, match="NPU_DEVICE must be auto, simulator, null, off or the path of a driver, not 'gpu'"
+    ):
         config.device_choice({"NPU_DEVICE": "gpu"})
 
 

@@ -47,7 +47,11 @@ def test_healthy_environment_has_no_problem() -> None:
     [
         ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin", "Unset"),
         ({"NPU_DEVICE": "off"}, "NPU_DEVICE=off switches the npu platform off", "Unset NPU_DEVICE"),
-        ({"NPU_DEVICE": "gpu"}, "NPU_DEVICE must be one of auto, simulator, off, not 'gpu'", "Set NPU_DEVICE"),
+        (
+            {"NPU_DEVICE": "gpu"},
+            "NPU_DEVICE must be auto, simulator, null, off or the path of a driver, not 'gpu'",
+            "Set NPU_DEVICE",
+        ),
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other leaves out npu", "Set VLLM_PLUGINS=other,npu"),
     ],
     ids=["target device", "off", "unknown device", "plugins"],

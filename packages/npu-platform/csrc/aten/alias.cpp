@@ -38,11 +38,11 @@ class AliasImpl final : public TensorImpl {
       : TensorImpl(std::move(storage), DispatchKeySet(DispatchKey::CPU), dtype) {}
 
   // No autograd keys: kernels run below autograd.
-  void retarget(const TensorImpl& original, c10::Storage storage) {
+  void retarget(const TensorImpl& original, c10::Storage storage, DispatchKey key) {
     TensorImpl::copy_generic_tensor_metadata(&original, this);
     storage_ = std::move(storage);
-    key_set_ = DispatchKeySet(DispatchKey::CPU) | (original.key_set() & kLazyBits);
-    device_opt_ = c10::Device(c10::kCPU);
+    key_set_ = DispatchKeySet(key) | (original.key_set() & kLazyBits);
+    device_opt_ = storage_.device();
   }
 };
 
@@ -52,7 +52,7 @@ struct ThreadPool {
 };
 thread_local ThreadPool pooled;
 
-c10::DataPtr borrowed(void* address) { return {address, c10::Device(c10::kCPU)}; }
+c10::DataPtr borrowed(void* address, c10::DeviceType device = c10::kCPU) { return {address, c10::Device(device)}; }
 
 void let_go(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<StorageImpl*>(storage)); }
 
@@ -64,15 +64,20 @@ c10::DataPtr shared(StorageImpl* original) {
 
 StorageImpl* storage_of(const TensorImpl& impl) { return impl.unsafe_storage().unsafeGetStorageImpl(); }
 
-intrusive_ptr<StorageImpl> alias_storage(StorageImpl* original) {
-  void* address = original->mutable_data();
+c10::DataPtr host_zeros(size_t bytes) {
+  c10::DataPtr memory = cpu_allocator()->allocate(bytes);
+  if (bytes) std::memset(memory.get(), 0, bytes);
+  return memory;
+}
+
+intrusive_ptr<StorageImpl> alias_storage(StorageImpl* original, c10::DataPtr memory) {
   if (pooled.storages.empty()) {
-    return c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), original->nbytes(), borrowed(address),
+    return c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), original->nbytes(), std::move(memory),
                                             cpu_allocator(), /*resizable=*/true);
   }
   auto storage = std::move(pooled.storages.back());
   pooled.storages.pop_back();
-  storage->set_data_ptr_noswap(borrowed(address));
+  storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(original->nbytes());
   return storage;
 }
@@ -85,14 +90,15 @@ intrusive_ptr<TensorImpl> alias_impl(const TensorImpl& original, c10::Storage st
     alias = std::move(pooled.aliases.back());
     pooled.aliases.pop_back();
   }
-  static_cast<AliasImpl*>(alias.get())->retarget(original, std::move(storage));
+  const DispatchKey key = storage.device_type() == c10::kMeta ? DispatchKey::Meta : DispatchKey::CPU;
+  static_cast<AliasImpl*>(alias.get())->retarget(original, std::move(storage), key);
   return alias;
 }
 
 DispatchKeySet npu_keys(DispatchKeySet keys) {
-  constexpr DispatchKeySet cpu_bit(c10::BackendComponent::CPUBit);
+  constexpr DispatchKeySet other_bits = DispatchKeySet(c10::BackendComponent::CPUBit) | DispatchKeySet(c10::BackendComponent::MetaBit);
   constexpr DispatchKeySet npu_bit(c10::BackendComponent::PrivateUse1Bit);
-  const DispatchKeySet moved(DispatchKeySet::RAW, (keys.raw_repr() & ~cpu_bit.raw_repr()) | npu_bit.raw_repr());
+  const DispatchKeySet moved(DispatchKeySet::RAW, (keys.raw_repr() & ~other_bits.raw_repr()) | npu_bit.raw_repr());
   return (moved - DispatchKeySet(DispatchKey::AutocastCPU)) | DispatchKeySet(DispatchKey::AutocastPrivateUse1);
 }
 
@@ -104,7 +110,7 @@ at::Tensor make_view(c10::Storage storage, DispatchKeySet keys, const TensorImpl
 
 }  // namespace
 
-at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
+at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
   if (!tensor.defined()) return tensor;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->device_type() != kNpu) {
@@ -126,7 +132,13 @@ at::Tensor Aliases::to_cpu(const at::Tensor& tensor) {
     if (entry.original.get() == impl) return at::Tensor(entry.alias);
     if (storage_of(*entry.original) == storage) aliased = entry.alias->unsafe_storage();
   }
-  if (!aliased) aliased = c10::Storage(alias_storage(storage));
+  if (!aliased) {
+    c10::DataPtr memory = C10_LIKELY(kind_ == Kind::memory) ? borrowed(storage->mutable_data())
+                          : kind_ == Kind::shapes           ? borrowed(nullptr, c10::kMeta)
+                          : is_written                      ? host_zeros(storage->nbytes())
+                                                            : borrowed(storage->mutable_data());
+    aliased = c10::Storage(alias_storage(storage, std::move(memory)));
+  }
   auto alias = alias_impl(*impl, std::move(aliased));
   entries_.push_back({tensor.getIntrusivePtr(), alias});
   return at::Tensor(std::move(alias));
@@ -140,7 +152,7 @@ void Aliases::check_one_device(const char* operation) const {
 at::Tensor Aliases::to_npu(at::Tensor&& result) {
   if (!result.defined()) return std::move(result);
   TensorImpl* impl = result.unsafeGetTensorImpl();
-  if (impl->device_type() != c10::kCPU) return std::move(result);
+  if (impl->device_type() != (kind_ == Kind::shapes ? c10::kMeta : c10::kCPU)) return std::move(result);
   TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage() && !c10::isQIntType(result.scalar_type()),
                               "npu: its tensors are dense and not quantized, and this op gives a tensor of layout ",
                               result.layout(), " and dtype ", result.scalar_type(), "; take the tensor to the CPU first, with .cpu()");
@@ -151,7 +163,18 @@ at::Tensor Aliases::to_npu(at::Tensor&& result) {
     if (storage_of(*entry.alias) == storage_of(*impl)) return view_of(entry, *impl);
   }
   if (std::find(host_.begin(), host_.end(), storage_of(*impl)) != host_.end()) return std::move(result);
-  return adopt(std::move(result));
+  return kind_ == Kind::memory ? adopt(std::move(result)) : materialize(result);
+}
+
+// A tensor of the device with the shape of `result`, whose contents do not count.
+at::Tensor Aliases::materialize(const at::Tensor& result) {
+  const TensorImpl& impl = *result.unsafeGetTensorImpl();
+  const DeviceScope on(device_.value_or(thread_state.device));
+  const size_t bytes = result.storage().nbytes();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, device_allocator()->allocate(bytes), device_allocator(), /*resizable=*/true);
+  auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), npu_keys(impl.key_set()), impl.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(impl.sizes(), impl.strides(), impl.storage_offset());
+  return made;
 }
 
 // Built from the original's keys: with the CPU key alone it would look like an inference tensor ("Cannot set
@@ -170,7 +193,7 @@ at::Tensor Aliases::adopt(at::Tensor&& result) {
     if (is_capturing()) refuse_during_capture("an op that returns host memory of its own");
     const at::Tensor host = result.contiguous();  // we are inside the kernel: a copy lies on the device
     auto copy = at::empty_like(host);
-    std::memcpy(copy.mutable_data_ptr(), host.const_data_ptr(), host.nbytes());
+    submit_copy(copy.mutable_data_ptr(), host.const_data_ptr(), host.nbytes());
     return adopt(std::move(copy));
   }
   const c10::Device device(kNpu, index);
@@ -193,7 +216,13 @@ void Aliases::write_back(Entry& entry) {
   TensorImpl& original = *entry.original;
   StorageImpl* from = storage_of(alias);
   StorageImpl* to = storage_of(original);
-  if (from->data() != to->data() || from->nbytes() != to->nbytes()) {
+  if (kind_ != Kind::memory) {
+    if (from->nbytes() != to->nbytes()) {
+      const DeviceScope on(to->device().index());
+      to->set_data_ptr_noswap(device_allocator()->allocate(from->nbytes()));
+      to->set_nbytes(from->nbytes());
+    }
+  } else if (from->data() != to->data() || from->nbytes() != to->nbytes()) {
     const size_t bytes = from->nbytes();
     c10::DataPtr memory = from->set_data_ptr(borrowed(nullptr));
     memory.unsafe_set_device(to->device());
@@ -218,7 +247,7 @@ void Aliases::recycle(Entry& entry) {
   TensorImpl& alias = *entry.alias;
   StorageImpl* original = storage_of(*entry.original);
   auto keep_memory = [&](StorageImpl* storage) {
-    if (storage && !storage->data_ptr().get_context() && !is_in_capture_pool(storage->data())) {
+    if (kind_ != Kind::shapes && storage && !storage->data_ptr().get_context() && !is_in_capture_pool(storage->data())) {
       storage->set_data_ptr_noswap(shared(original));
     }
   };

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "faults/watch.h"
 #include "runtime/faults.h"
 #include "runtime/graph.h"
 #include "runtime/launch.h"
@@ -18,13 +19,20 @@ namespace npu {
 // duration of an op: weights are shared between threads.
 class Aliases {
  public:
-  Aliases() = default;
+  enum class Kind {
+    memory,  // CPU tensors over the same memory; results lie on the device already
+    shapes,  // meta tensors: where the driver does not compute, an op's shape function makes the results
+    zeros,   // the same driver, an op without such a function: CPU tensors of zeros, and of results only the shapes count
+  };
+
+  explicit Aliases(Kind kind = Kind::memory) : kind_(kind) {}
   Aliases(const Aliases&) = delete;
   Aliases& operator=(const Aliases&) = delete;
   // An alias that somebody kept (a Python kernel, a node of a graph) owns a reference to the memory from here on.
   ~Aliases();
 
-  at::Tensor to_cpu(const at::Tensor& tensor);  // npu -> CPU alias; any other tensor as it is
+  // npu -> alias; any other tensor as it is. `is_written`: the op may write to it.
+  at::Tensor of(const at::Tensor& tensor, bool is_written = false);
   // An argument's alias -> that argument; a view of one -> a view; a CPU argument or a view of it -> as it is; else adopted.
   at::Tensor to_npu(at::Tensor&& result);
   void write_back();                            // kernels may have resized what they write: sizes and memory move back
@@ -43,9 +51,11 @@ class Aliases {
 
   at::Tensor view_of(const Entry& entry, const c10::TensorImpl& result);
   at::Tensor adopt(at::Tensor&& result);
+  at::Tensor materialize(const at::Tensor& result);
   void write_back(Entry& entry);
   void recycle(Entry& entry);
 
+  const Kind kind_;
   c10::SmallVector<Entry, 8> entries_;
   c10::SmallVector<const c10::StorageImpl*, 4> host_;  // of the CPU arguments
   std::optional<c10::DeviceIndex> device_;
@@ -57,7 +67,7 @@ at::Tensor owning_alias(const at::Tensor& tensor);
 
 // Where faults are armed: the memory in which a bit may flip when the kernel has ended.
 inline void note_result_of_kernel(const at::Tensor& result) {
-  if (!sim::is_watched() || !result.defined() || !result.has_storage() || result.device().type() != kNpu) return;
+  if (!is_watched() || !result.defined() || !result.has_storage() || result.device().type() != kNpu) return;
   const bool whole = !result.is_contiguous();
   void* address = whole ? result.storage().mutable_data() : result.mutable_data_ptr();
   note_result(address, whole ? result.storage().nbytes() : result.nbytes());

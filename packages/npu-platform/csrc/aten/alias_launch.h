@@ -34,6 +34,31 @@ void for_each_result(std::tuple<Results...>& results, Visit visit) {
   std::apply([&](auto&... each) { (visit(each), ...); }, results);
 }
 
+// Outside any kernel, as far as the allocators can tell: for shape functions.
+class HostScope {
+ public:
+  HostScope() : previous_(std::exchange(thread_state.kernel_depth, 0)) {}
+  ~HostScope() { thread_state.kernel_depth = previous_; }
+  HostScope(const HostScope&) = delete;
+  HostScope& operator=(const HostScope&) = delete;
+
+ private:
+  int previous_;
+};
+
+// Submits a kernel whose results decide shapes: where the driver does not compute, it runs here, on aliases of shapes, and
+// the driver is given a launch of that name alone.
+template <class Kernel>
+void submit_for_shapes(c10::DeviceIndex device, const char* name, Kernel& kernel) {
+  if (C10_LIKELY(computes())) return submit(device, name, kernel);
+  {
+    const HostScope host;
+    kernel();
+  }
+  auto nothing = [] {};
+  submit(device, name, nothing);
+}
+
 template <class Kernel>
 class AliasKernelNode final : public AliasNode {
  public:
@@ -57,8 +82,8 @@ class AliasKernelNode final : public AliasNode {
 
 template <class Kernel>
 auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel, Devices devices) {
-  Aliases aliases;
-  for (at::Tensor& argument : arguments) argument = aliases.to_cpu(argument);
+  Aliases aliases(computes() ? Aliases::Kind::memory : Aliases::Kind::shapes);
+  for (at::Tensor& argument : arguments) argument = aliases.of(argument);
   if (devices == Devices::one) aliases.check_one_device(name);
   const c10::DeviceIndex device = aliases.device().value_or(thread_state.device);
   std::unique_ptr<detail::AliasKernelNode<Kernel>> node;
@@ -67,10 +92,13 @@ auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kern
   }
   KernelScope inside(device, name);
   at::AutoDispatchBelowADInplaceOrView below;
-  auto results = [&] {
+  std::optional<decltype(kernel(arguments))> made;
+  {
     detail::RecordScope recording(node ? &node->log : thread_state.record);
-    return kernel(arguments);
-  }();
+    auto call = [&] { made.emplace(kernel(arguments)); };
+    detail::submit_for_shapes(device, name, call);
+  }
+  auto& results = *made;
   arguments.clear();
   detail::for_each_result(results, [&](at::Tensor& each) {
     each = aliases.to_npu(std::move(each));
@@ -78,7 +106,7 @@ auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kern
     note_result_of_kernel(each);
   });
   if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
-  return results;
+  return std::move(results);
 }
 
 }  // namespace npu

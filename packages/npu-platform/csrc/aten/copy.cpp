@@ -1,21 +1,20 @@
 // Copies between host and device, within a device and between devices; reading one value on the host.
+#include <ATen/Dispatch_v2.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/copy_native.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "aten/alias.h"
 #include "runtime/device.h"
+#include "runtime/driver.h"
 
 namespace npu {
 namespace {
 
 using at::Tensor;
-
-constexpr size_t kChunk = size_t(1) << 20;
 
 c10::DeviceIndex device_of_copy(const Tensor& source, const Tensor& target) {
   return target.device().type() == kNpu ? target.device().index() : source.device().index();
@@ -26,23 +25,10 @@ bool is_plain(const Tensor& source, const Tensor& target) {
          target.is_contiguous() && !source.is_conj() && !source.is_neg() && !target.is_conj() && !target.is_neg();
 }
 
-void copy_bytes(char* target, const char* source, size_t bytes) {
-  const bool overlap = target < source + bytes && source < target + bytes;
-  if (overlap || bytes < 4 * kChunk) {
-    std::memmove(target, source, bytes);
-    return;
-  }
-  struct Range {
-    char* target;
-    const char* source;
-    size_t bytes;
-  } range{target, source, bytes};
-  auto body = [](void* context, int64_t begin, int64_t end) {
-    const auto& all = *static_cast<Range*>(context);
-    const size_t from = size_t(begin) * kChunk, to = std::min(size_t(end) * kChunk, all.bytes);
-    std::memcpy(all.target + from, all.source + from, to - from);
-  };
-  npu_parallel_for(0, int64_t((bytes + kChunk - 1) / kChunk), 1, body, &range);
+bool overlap(const Tensor& source, const Tensor& target) {
+  const auto* from = static_cast<const char*>(source.const_data_ptr());
+  const auto* to = static_cast<const char*>(target.const_data_ptr());
+  return to < from + source.nbytes() && from < to + target.nbytes();
 }
 
 // The ordinary kernel, with its conversions, on aliases of both sides.
@@ -63,15 +49,35 @@ void cross_link(const Tensor& source, const Tensor& target) {
   meet_transfer_faults(device_of_copy(source, target));
 }
 
-void copy(const Tensor& source, const Tensor& target) {
-  if (sim::is_watched() && source.device() != target.device()) cross_link(source, target);
-  if (is_capturing() || !is_plain(source, target)) return copy_on_aliases(source, target);
+void copy_bytes(c10::DeviceIndex device, const Tensor& source, const Tensor& target) {
   at::assert_no_partial_overlap(target, source);
-  launch(device_of_copy(source, target), "aten::_copy_from", [&source, &target] {
-    if (source.nbytes() == 0) return;
-    copy_bytes(static_cast<char*>(target.mutable_data_ptr()), static_cast<const char*>(source.const_data_ptr()), source.nbytes());
-    note_result_of_kernel(target);
-  });
+  if (overlap(source, target) && computes()) return copy_on_aliases(source, target);
+  KernelScope inside(device, "aten::_copy_from");
+  submit_copy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  note_result_of_kernel(target);
+}
+
+// Where the driver does not compute, a copy that converts or is captured is a launch, and the host receives zeros.
+void copy_zeros(c10::DeviceIndex device, const Tensor& source, const Tensor& target) {
+  TORCH_CHECK(at::is_expandable_to(source.sizes(), target.sizes()), "npu: a tensor of shape ", source.sizes(),
+              " cannot be copied to one of shape ", target.sizes());
+  launch(device, "aten::_copy_from", [] {});
+  if (target.is_cpu()) target.zero_();
+}
+
+void transfer(const Tensor& source, const Tensor& target, bool non_blocking) {
+  const bool crosses = source.device() != target.device();
+  if (is_watched() && crosses) cross_link(source, target);
+  const c10::DeviceIndex device = device_of_copy(source, target);
+  if (!is_capturing() && is_plain(source, target)) {
+    copy_bytes(device, source, target);
+  } else if (computes()) {
+    copy_on_aliases(source, target);
+  } else {
+    copy_zeros(device, source, target);
+  }
+  if (is_capturing()) return;
+  if (!non_blocking && crosses) wait_for_stream(device);
 }
 
 // A replay repeats a copy at the same addresses: pinned memory stays, pageable memory may be gone.
@@ -82,26 +88,35 @@ void refuse_pageable(const Tensor& source, const Tensor& target) {
   }
 }
 
-Tensor copy_from(const Tensor& source, const Tensor& target, bool) {
+Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) {
   if (C10_UNLIKELY(is_capturing())) refuse_pageable(source, target);
-  copy(source, target);
+  transfer(source, target, non_blocking);
   return target;
 }
 
 Tensor copy_from_and_resize(const Tensor& source, const Tensor& target) {
   if (C10_UNLIKELY(is_capturing())) refuse_pageable(source, target);
   target.resize_(source.sizes());
-  copy(source, target);
+  transfer(source, target, /*non_blocking=*/false);
   return target;
 }
 
 c10::Scalar local_scalar_dense(const Tensor& self) {
   refuse_during_capture("reading a value on the host (item(), aten::_local_scalar_dense)");
-  Aliases aliases;
-  const Tensor alias = aliases.to_cpu(self);
-  if (sim::is_watched()) meet_transfer_faults(self.device().index());
-  KernelScope inside(self.device().index(), "aten::_local_scalar_dense");
-  return at::native::_local_scalar_dense_cpu(alias);
+  const c10::DeviceIndex device = self.device().index();
+  if (is_watched()) meet_transfer_faults(device);
+  alignas(16) char value[16];
+  {
+    KernelScope inside(device, "aten::_local_scalar_dense");
+    submit_copy(value, self.const_data_ptr(), self.element_size());
+    wait_for_stream(device);
+  }
+  return AT_DISPATCH_V2(self.scalar_type(), "item", AT_WRAP([&] {
+    scalar_t scalar;
+    std::memcpy(&scalar, value, sizeof scalar);
+    return c10::Scalar(scalar);
+  }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), at::kComplexHalf,
+                        at::kHalf, at::kBool, at::kBFloat16);
 }
 
 }  // namespace

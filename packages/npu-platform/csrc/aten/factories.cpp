@@ -88,7 +88,8 @@ Tensor& set_empty(Tensor& self) {
 }
 bool is_set_to(const Tensor& self, const Tensor& other) { return at::native::is_set_to(self, other); }
 
-void record_stream(Tensor&, at::Stream) {}  // streams are synchronous: no work is pending when memory is freed
+// The simulator has no work pending when memory is freed. For a driver that has, see its page, under limits.
+void record_stream(Tensor&, at::Stream) {}
 
 // Large memory fresh from the driver is zero already: a KV cache costs host memory only as its blocks are used.
 bool is_zero_by_nature(const Tensor& self) {
@@ -102,7 +103,7 @@ void discard(const Tensor& self) {
   const size_t head = (NPU_MEMORY_GRANULE - size_t(address) % NPU_MEMORY_GRANULE) % NPU_MEMORY_GRANULE;
   const size_t whole = (self.nbytes() - head) / NPU_MEMORY_GRANULE * NPU_MEMORY_GRANULE;
   std::memset(address, 0, head);
-  check(npu_memory_discard(self.device().index(), address + head, whole));
+  check(driver().memory_discard(self.device().index(), address + head, whole));
   std::memset(address + head + whole, 0, self.nbytes() - head - whole);
 }
 

@@ -10,9 +10,9 @@
 #include <unordered_set>
 
 #include "aten/alias.h"
+#include "config/config.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
-#include "simulator/config.h"
 
 namespace npu {
 namespace {
@@ -21,12 +21,14 @@ using c10::IValue;
 using torch::jit::Stack;
 
 const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+const c10::DispatchKeySet kMetaKeys(c10::DispatchKey::Meta);
 
 // What the fallback needs to know of an op, found out once per thread.
 struct OpInfo {
   size_t arguments = 0;
   size_t returns = 0;
   bool writes = false;
+  bool has_shapes = false;            // a kernel for meta tensors, or one made of other ops
   bool reads_on_host = false;         // its result, or the result's shape, depends on values in device memory
   bool mixes_devices = false;         // CPU tensors beside npu tensors are part of its contract
   std::vector<bool> is_generator;     // by argument; empty when there is none
@@ -50,6 +52,16 @@ bool may_mix_devices(std::string_view name) {
   return false;
 }
 
+// Not hasComputedKernelForDispatchKey(): PyTorch has a fallback for meta tensors, which raises.
+bool has_shape_function(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (const DispatchKey key : {DispatchKey::Meta, DispatchKey::CompositeExplicitAutograd,
+                                DispatchKey::CompositeExplicitAutogradNonFunctional, DispatchKey::CompositeImplicitAutograd}) {
+    if (op.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
 OpInfo inspect(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   OpInfo info;
@@ -57,6 +69,7 @@ OpInfo inspect(const c10::OperatorHandle& op) {
   info.arguments = schema.arguments().size();
   info.returns = schema.returns().size();
   info.writes = schema.is_mutable();
+  info.has_shapes = has_shape_function(op);
   info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   info.mixes_devices = may_mix_devices(info.name);
   info.is_written.resize(info.arguments);
@@ -82,9 +95,9 @@ const OpInfo& info_of(const c10::OperatorHandle& op) {
 }
 
 void report(const OpInfo& info) {
-  const auto how = sim::config().fallback;
-  if (C10_LIKELY(how == sim::FallbackReport::silent)) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(how != sim::FallbackReport::error, "npu: ", info.name,
+  const auto how = config().fallback;
+  if (C10_LIKELY(how == FallbackReport::silent)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(how != FallbackReport::error, "npu: ", info.name,
                               " has no npu kernel, and NPU_FALLBACK=error forbids its CPU kernel; set NPU_FALLBACK=warn or silent");
   static std::mutex mutex;
   static auto* seen = new std::unordered_set<std::string>;
@@ -92,10 +105,31 @@ void report(const OpInfo& info) {
   if (seen->insert(info.name).second) TORCH_WARN("npu: ", info.name, " has no npu kernel; its CPU kernel runs on the device's memory");
 }
 
-// The arguments of a call, moved to the CPU in place.
+bool has_mask(const OpInfo& info, const Stack& stack) {
+  auto is_mask = [](const at::Tensor& tensor) { return tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte); };
+  for (size_t i = stack.size() - info.arguments; i < stack.size(); ++i) {
+    if (!stack[i].isOptionalTensorList()) continue;
+    for (const std::optional<at::Tensor>& tensor : stack[i].toOptionalTensorVector()) {
+      if (tensor && is_mask(*tensor)) return true;
+    }
+  }
+  return false;
+}
+
+// How an op makes its results where the driver does not compute: by its shape function, or, where the result depends on
+// values, by its CPU kernel, which finds zeros.
+Aliases::Kind kind_of(const OpInfo& info, const Stack& stack) {
+  if (C10_LIKELY(computes())) return Aliases::Kind::memory;
+  const bool is_indexing = info.name.starts_with("aten::index.");  // its shape is that of the indices, but for masks
+  const bool reads_values = is_indexing ? has_mask(info, stack) : info.reads_on_host;
+  return info.has_shapes && !reads_values ? Aliases::Kind::shapes : Aliases::Kind::zeros;
+}
+
+// The arguments of a call, replaced by aliases.
 class Arguments {
  public:
-  Arguments(const OpInfo& info, Stack& stack) : info_(info), first_(stack.size() - info.arguments) {
+  Arguments(const OpInfo& info, Stack& stack, Aliases::Kind kind)
+      : aliases(kind), info_(info), first_(stack.size() - info.arguments), place_(kind == Aliases::Kind::shapes ? c10::kMeta : c10::kCPU) {
     for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
     TORCH_CHECK(!wrong_generator_, "Expected a 'npu' device type for generator but found 'cpu' (in ", info.name, ")");
     if (!info.mixes_devices) aliases.check_one_device(info.name.c_str());
@@ -110,13 +144,15 @@ class Arguments {
 
   // The default generator is that of the device, which is known only now.
   void choose_generator(Stack& stack) {
-    if (info_.is_generator.empty()) return;
+    if (info_.is_generator.empty() || !has_values()) return;
     for (size_t i = 0; i < info_.arguments; ++i) {
       if (info_.is_generator[i] && stack[first_ + i].isNone()) stack[first_ + i] = cpu_generator_of(default_generator(device()));
     }
   }
 
  private:
+  bool has_values() const { return place_ != c10::kMeta; }  // a shape function draws no numbers, and some refuse a generator
+
   void move(IValue& value, size_t index) {
     if (value.isTensor()) {
       value = IValue(alias(value.toTensor(), index));
@@ -133,22 +169,23 @@ class Arguments {
     } else if (value.isDevice()) {
       if (value.toDevice().type() != kNpu) return;
       named_device_ = index_of(value.toDevice());
-      value = IValue(c10::Device(c10::kCPU));
+      value = IValue(c10::Device(place_));
     } else if (value.isGenerator() && !info_.is_generator.empty() && info_.is_generator[index]) {
       const at::Generator generator = value.toGenerator();
       if (!generator.defined()) return;
       wrong_generator_ |= generator.device().type() != kNpu;
-      if (!wrong_generator_) value = IValue(cpu_generator_of(generator));
+      if (!wrong_generator_) value = has_values() ? IValue(cpu_generator_of(generator)) : IValue();
     }
   }
 
   at::Tensor alias(const at::Tensor& tensor, size_t index) {
     if (info_.is_written[index] && tensor.defined() && tensor.is_cpu()) writes_to_host_ = true;
-    return aliases.to_cpu(tensor);
+    return aliases.of(tensor, info_.is_written[index]);
   }
 
   const OpInfo& info_;
   const size_t first_;
+  const c10::DeviceType place_;
   bool writes_to_host_ = false;
   bool wrong_generator_ = false;
   std::optional<c10::DeviceIndex> named_device_;
@@ -199,7 +236,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   report(info);
   count_fallback();
   if (C10_UNLIKELY(is_capturing() && info.reads_on_host)) refuse_during_capture(info.name);
-  Arguments arguments(info, *stack);
+  const Aliases::Kind kind = kind_of(info, *stack);
+  Arguments arguments(info, *stack, kind);
   arguments.choose_generator(*stack);
   const c10::DeviceIndex device = arguments.device();
   std::unique_ptr<OpNode> node;
@@ -209,7 +247,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below;
   {
     detail::RecordScope recording(node ? &node->log : thread_state.record);
-    op.redispatchBoxed(kCpuKeys, stack);
+    auto kernel = [&] { op.redispatchBoxed(kind == Aliases::Kind::shapes ? kMetaKeys : kCpuKeys, stack); };
+    detail::submit_for_shapes(device, info.name.c_str(), kernel);
   }
   if (info.writes) arguments.aliases.write_back();
   for (size_t i = stack->size() - info.returns; i < stack->size(); ++i) {

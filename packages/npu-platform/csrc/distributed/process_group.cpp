@@ -434,6 +434,7 @@ class ProcessGroup final : public Backend {
       });
       return SharedWork::done(outputs);
     }
+    wait_for_stream(device);
     if (!options.asyncOp) {
       KernelScope inside(device, name);
       group_->run(name, timeout, body);
@@ -462,9 +463,10 @@ class ProcessGroup final : public Backend {
       launch(device, name, [start = std::move(start)]() mutable { start({})->wait(); });
       return SharedWork::done(outputs);
     }
+    wait_for_stream(device);
     KernelScope inside(device, name);
     WorkPtr work = start(outputs);
-    if (C10_UNLIKELY(sim::is_watched(sim::kWatchMemory))) keep_memory_open(*work);
+    if (C10_UNLIKELY(is_watched(kWatchMemory))) keep_memory_open(*work);
     return work;
   }
 

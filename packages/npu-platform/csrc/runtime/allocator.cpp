@@ -43,7 +43,7 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes, c10::Device labe
   }
   if (C10_UNLIKELY(state.lend != nullptr)) {
     if (void* address = borrow(bytes)) {
-      if (sim::is_watched()) note_allocation(address);
+      if (is_watched()) note_allocation(address);
       return {address, address, &keep, label};
     }
   }
@@ -60,14 +60,14 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_device_memory; }
   void copy_data(void* target, const void* source, size_t bytes) const override {
     MemoryScope open("a copy of a storage");
-    std::memcpy(target, source, bytes);
+    submit_copy(target, source, bytes);
   }
 
   bool initialized() override { return device_count_or_zero() > 0; }
   void emptyCache(c10::MempoolId_t) override {
     for (int i = 0; i < device_count(); ++i) CachingAllocator::of(c10::DeviceIndex(i)).release_cached();
   }
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // streams are synchronous: nothing is still in use
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // see record_stream
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     return CachingAllocator::of(device).stats();
   }
@@ -76,7 +76,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     check_alive(device);
     size_t free = 0, total = 0;
-    check(npu_memory_info(device, &free, &total));
+    check(driver().memory_info(device, &free, &total));
     return {free, total};
   }
 };

@@ -10,11 +10,10 @@
 #include <cstdio>
 #include <cstring>
 
+#include "config/config.h"
 #include "runtime/device.h"
 #include "runtime/faults.h"
 #include "runtime/fences.h"
-#include "simulator/config.h"
-#include "simulator/memory_check.h"
 
 namespace npu {
 namespace {
@@ -94,11 +93,11 @@ bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const 
   return a->size != b->size ? a->size < b->size : a->address < b->address;
 }
 
-CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device), fenced_(sim::config().check_memory) {
+CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device), fenced_(config().check_memory) {
   void* base = nullptr;
   size_t span = 0, free = 0;
-  check(npu_memory_range(device, &base, &span));
-  check(npu_memory_info(device, &free, &limit_));
+  check(driver().memory_range(device, &base, &span));
+  check(driver().memory_info(device, &free, &limit_));
   base_ = static_cast<char*>(base);
   slabs_.resize(span / NPU_MEMORY_GRANULE);
   default_pool_ = &pool(kDefaultPool);
@@ -106,7 +105,7 @@ CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device), f
 
 void* CachingAllocator::allocate(size_t bytes, PoolId id) {
   if (bytes == 0) return nullptr;
-  void* address = sim::is_watched() ? take_watched(bytes, id) : take(bytes, id);
+  void* address = is_watched() ? take_watched(bytes, id) : take(bytes, id);
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(address, int64_t(size_of(address)));
   return address;
 }
@@ -272,7 +271,7 @@ void* CachingAllocator::map(size_t bytes) {
   void* address = nullptr;
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (fenced_ || is_within_limit(bytes)) {
-      const npu_status status = npu_memory_map(device_, bytes, &address);
+      const npu_status status = driver().memory_map(device_, bytes, &address);
       if (status == NPU_OK) {
         stats_.num_device_alloc++;
         return address;
@@ -293,7 +292,7 @@ bool CachingAllocator::is_within_limit(size_t bytes) const {
 }
 
 void CachingAllocator::unmap(char* address, size_t bytes) {
-  check(npu_memory_unmap(device_, address, bytes));
+  check(driver().memory_unmap(device_, address, bytes));
   stats_.num_device_free++;
 }
 
@@ -475,32 +474,32 @@ void CachingAllocator::count_reserved(size_t bytes, bool small, bool taken) {
 
 // In private pools what is free stays open, and there are no fences: a replay writes to what was freed during the capture.
 void CachingAllocator::close_unless_private(Block* block) {
-  if (block->pool == default_pool_) sim::memory_check::close_pages(block->address, block->size);
+  if (block->pool == default_pool_) driver().memory_check->close_pages(block->address, block->size);
 }
 
 void CachingAllocator::fence(Block* block) {
-  sim::memory_check::Open open("the allocator");
-  sim::memory_check::reopen_pages(block->address, block->size);
+  const OpenMemory open("the allocator");
+  driver().memory_check->reopen_pages(block->address, block->size);
   block->is_fenced = block->pool == default_pool_;
   char* end = block->address + block->size;
   if (block->is_fenced) {
-    sim::memory_check::close_pages(end - fences::kPage, fences::kPage);
+    driver().memory_check->close_pages(end - fences::kPage, fences::kPage);
     block->data = fences::data_in(block->address, block->size, block->requested);
     fences::build(block->data, block->requested);
   } else {
     fences::poison(block->data, block->requested);
   }
-  sim::memory_check::remember(device_, block->address, end, block->data, block->requested);
+  driver().memory_check->remember(device_, block->address, end, block->data, block->requested);
 }
 
 void CachingAllocator::unfence(Block* block) {
   {
-    sim::memory_check::Open open("the allocator");
+    const OpenMemory open("the allocator");
     check_fences(block);
     fences::poison(block->data, block->requested);
   }
   block->is_fenced = false;
-  sim::memory_check::forget(block->address);
+  driver().memory_check->forget(block->address);
 }
 
 void CachingAllocator::check_fences(const Block* block) {
@@ -521,7 +520,7 @@ std::string CachingAllocator::broken_fences() {
 
 void CachingAllocator::renew_fences() {
   std::lock_guard lock(mutex_);
-  sim::memory_check::Open open("reset_device");
+  const OpenMemory open("reset_device");
   for (auto& [data, block] : blocks_) {
     if (block->is_fenced) fences::renew(block->data, block->requested);
   }

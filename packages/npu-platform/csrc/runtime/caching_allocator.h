@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "runtime/driver.h"
 #include "runtime/thread_state.h"
 
 namespace npu {
@@ -104,8 +105,6 @@ void retain_pool(PoolId pool);
 void release_pool(PoolId pool);
 int count_pool_users(PoolId pool);
 
-// The device that owns this address, or -1.
-inline c10::DeviceIndex device_of(const void* address) { return c10::DeviceIndex(npu_memory_device(address)); }
 void free_device_memory(void* address);  // of whatever device
 
 }  // namespace npu

@@ -6,22 +6,21 @@ namespace npu {
 
 thread_local ThreadState thread_state __attribute__((tls_model("initial-exec")));
 
-void check(npu_status status) { TORCH_CHECK(status == NPU_OK, npu_last_error()); }
-
 int device_count() {
-  int count = 0;
-  check(npu_device_count(&count));
-  return count;
+  driver();
+  return detail::device_count;
 }
 
 int device_count_or_zero() noexcept {
-  int count = 0;
-  return npu_device_count(&count) == NPU_OK ? count : 0;
+  try {
+    return device_count();
+  } catch (const c10::Error&) {
+    return 0;
+  }
 }
 
-void check_device(c10::DeviceIndex index) {
-  const int count = device_count();
-  TORCH_CHECK(index >= 0 && index < count, "npu: invalid device ordinal ", int(index), ": ", count,
+void refuse_device(c10::DeviceIndex index) {
+  TORCH_CHECK(false, "npu: invalid device ordinal ", int(index), ": ", device_count(),
               " visible; see NPU_SIMULATOR_DEVICES and NPU_VISIBLE_DEVICES");
 }
 

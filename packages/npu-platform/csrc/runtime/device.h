@@ -1,18 +1,21 @@
-// Devices as PyTorch sees them, and the driver's status codes as exceptions.
+// Devices as PyTorch sees them.
 #pragma once
 
 #include <c10/core/Device.h>
 
+#include "runtime/driver.h"
 #include "runtime/thread_state.h"
 
 namespace npu {
 
-// Raises RuntimeError with the driver's sentence (OutOfMemoryError is raised by the allocator alone).
-void check(npu_status status);
-
 int device_count();            // raises on a bad environment
 int device_count_or_zero() noexcept;
-void check_device(c10::DeviceIndex index);
+[[noreturn]] void refuse_device(c10::DeviceIndex index);
+// Raises when there is no such device.
+inline void check_device(c10::DeviceIndex index) {
+  if (C10_LIKELY(index >= 0 && index < detail::device_count)) return;
+  if (index < 0 || index >= device_count()) refuse_device(index);
+}
 
 // The index of `device`, or the current one when it has none; raises when there is no such device.
 c10::DeviceIndex index_of(c10::Device device);

@@ -12,7 +12,6 @@
 namespace npu {
 namespace {
 
-using sim::Faults;
 
 // What this thread allocated last, youngest at next - 1, and what its kernel returned.
 struct Recent {
@@ -59,7 +58,7 @@ Range memory_to_flip(c10::DeviceIndex device, uint64_t random) {
 }  // namespace
 
 void check_alive(c10::DeviceIndex device) {
-  if (!sim::is_watched(sim::kWatchFaults) || device < 0 || device >= NPU_MAX_DEVICES) return;
+  if (!is_watched(kWatchFaults) || device < 0 || device >= NPU_MAX_DEVICES) return;
   if (auto why = Faults::instance().why_lost(device)) {
     raise(NPU_ERROR_DEVICE_LOST, "npu: device " + npu_name(device) + " is lost (" + *why +
                                      "): everything on it fails until torch.npu.faults.reset_device(" +
@@ -94,11 +93,11 @@ void flip_bit(c10::DeviceIndex device, const char* kernel, const PendingFlip& fl
 }
 
 void meet_transfer_faults(c10::DeviceIndex device) {
-  if (sim::is_watched(sim::kWatchFaults)) wait(Faults::instance().at_transfer(device));
+  if (is_watched(kWatchFaults)) wait(Faults::instance().at_transfer(device));
 }
 
 std::optional<std::string> meet_allocation_faults(c10::DeviceIndex device) {
-  if (!sim::is_watched(sim::kWatchFaults)) return std::nullopt;
+  if (!is_watched(kWatchFaults)) return std::nullopt;
   check_alive(device);
   return Faults::instance().at_allocation(device);
 }
@@ -115,10 +114,7 @@ void note_result(void* address, size_t bytes) {
 
 void reset_device(c10::DeviceIndex device) {
   check_device(device);
-  void* base = nullptr;
-  size_t span = 0;
-  check(npu_memory_range(device, &base, &span));
-  check(npu_memory_discard(device, base, span));
+  check(driver().device_reset(device));
   CachingAllocator::of(device).renew_fences();
   Faults::instance().reset(device);
 }

@@ -1,4 +1,4 @@
-// Faults on demand (simulator/faults) as the errors that PyTorch raises.
+// Faults on demand (faults/) as the errors that PyTorch raises.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "simulator/faults.h"
+#include "faults/faults.h"
 
 namespace npu {
 
@@ -17,7 +17,7 @@ void check_alive(c10::DeviceIndex device);
 // What a launch meets while is_watched(): raises torch.AcceleratorError for a kernel that fails or a lost device, waits where
 // it is slow. A bit that is to flip when the kernel has ended is in the result.
 struct PendingFlip {
-  sim::Faults::Handle fault;  // null: none
+  Faults::Handle fault;  // null: none
   uint64_t random = 0;
 };
 PendingFlip meet_launch_faults(c10::DeviceIndex device, const char* kernel);

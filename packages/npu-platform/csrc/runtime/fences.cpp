@@ -3,7 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "simulator/memory_check.h"
+#include "runtime/driver.h"
+
+namespace npu {
+
+OpenMemory::OpenMemory(const char* name) : scope_(driver().memory_check->open(name)) {}
+OpenMemory::~OpenMemory() { driver().memory_check->close(scope_); }
+
+}  // namespace npu
 
 namespace npu::fences {
 namespace {

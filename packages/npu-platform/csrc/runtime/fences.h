@@ -5,6 +5,22 @@
 #include <optional>
 #include <string>
 
+namespace npu {
+
+// Opens the memory of all devices until it ends, where it is checked. `name`, of what reads it, must outlive the scope.
+class OpenMemory {
+ public:
+  explicit OpenMemory(const char* name);
+  ~OpenMemory();
+  OpenMemory(const OpenMemory&) = delete;
+  OpenMemory& operator=(const OpenMemory&) = delete;
+
+ private:
+  int scope_;
+};
+
+}  // namespace npu
+
 namespace npu::fences {
 
 constexpr size_t kPage = 4096;

@@ -12,7 +12,8 @@ namespace npu {
 
 void Node::replay() {
   KernelScope inside(device_, name_.c_str());
-  run();
+  auto kernel = [this] { run(); };
+  submit(device_, name_.c_str(), kernel);
 }
 
 void record_node(std::unique_ptr<Node> node) { thread_state.capture->nodes.push_back(std::move(node)); }

@@ -31,6 +31,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(DeviceIndex device) const override {
     check_alive(device);
     refuse_during_capture("synchronize of the device");
+    check(driver().device_synchronize(device));
   }
 
   Stream getStream(Device device) const override {
@@ -43,11 +44,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStreamFromGlobalPool(Device device, bool high_priority) const override {
     return getNewStream(device, high_priority ? -1 : 0);
   }
-  Stream getNewStream(Device device, int) const override {
+  Stream getNewStream(Device device, int priority) const override {
     const DeviceIndex index = index_of(device);
     check_alive(index);
     int64_t id = 0;
-    check(npu_stream_create(index, &id));
+    check(driver().stream_create(index, priority, &id));
     return Stream(Stream::UNSAFE, Device(kNpu, index), id);
   }
   Stream exchangeStream(Stream stream) const override {
@@ -58,12 +59,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
   bool queryStream(const Stream& stream) const override {
     check_alive(stream.device_index());
-    return true;
+    int is_done = 0;
+    check(driver().stream_query(stream.device_index(), stream.id(), &is_done));
+    return is_done != 0;
   }
   bool isStreamCapturing(const Stream&) const override { return is_capturing(); }
   void synchronizeStream(const Stream& stream) const override {
     check_alive(stream.device_index());
     refuse_during_capture("synchronize of a stream");
+    check(driver().stream_synchronize(stream.device_index(), stream.id()));
   }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 
@@ -71,20 +75,29 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     check_alive(stream.device_index());
     if (!*event) {
       npu_event* created = nullptr;
-      check(npu_event_create(&created));
+      check(driver().event_create(&created));
       *event = created;
     }
-    check(npu_event_record(static_cast<npu_event*>(*event), stream.id()));
+    check(driver().event_record(static_cast<npu_event*>(*event), stream.device_index(), stream.id()));
   }
-  void block(void*, const Stream&) const override {}  // what was submitted before the event is done already
-  bool queryEvent(void* event) const override { return !event || npu_event_query(static_cast<npu_event*>(event)); }
-  void synchronizeEvent(void*) const override { refuse_during_capture("synchronize of an event"); }
+  void block(void* event, const Stream& stream) const override {
+    if (event) check(driver().stream_wait_event(stream.device_index(), stream.id(), static_cast<npu_event*>(event)));
+  }
+  bool queryEvent(void* event) const override {
+    int is_done = 1;
+    if (event) check(driver().event_query(static_cast<npu_event*>(event), &is_done));
+    return is_done != 0;
+  }
+  void synchronizeEvent(void* event) const override {
+    refuse_during_capture("synchronize of an event");
+    if (event) check(driver().event_synchronize(static_cast<npu_event*>(event)));
+  }
   double elapsedTime(void* start, void* end, DeviceIndex) const override {
     double milliseconds = 0;
-    check(npu_event_elapsed(static_cast<npu_event*>(start), static_cast<npu_event*>(end), &milliseconds));
+    check(driver().event_elapsed(static_cast<npu_event*>(start), static_cast<npu_event*>(end), &milliseconds));
     return milliseconds;
   }
-  void destroyEvent(void* event, DeviceIndex) const noexcept override { npu_event_destroy(static_cast<npu_event*>(event)); }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override { driver().event_destroy(static_cast<npu_event*>(event)); }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

@@ -2,7 +2,6 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/allocator.h"
 #include "runtime/caching_allocator.h"
@@ -55,7 +54,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     MemoryScope open("a resize of a storage");
     c10::DataPtr memory = device_allocator()->allocate(bytes);
     const size_t kept = std::min(bytes, impl->nbytes());
-    if (kept) std::memcpy(memory.get(), impl->data(), kept);
+    submit_copy(memory.get(), impl->data(), kept);
     impl->set_data_ptr_noswap(std::move(memory));
     impl->set_nbytes(bytes);
   }

@@ -1,22 +1,20 @@
 #include "runtime/host_allocator.h"
 
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/thread_state.h"
+#include "runtime/driver.h"
 
 namespace npu {
 namespace {
 
 constexpr size_t kLeastBlock = 4096;
 
-// Blocks in powers of two, kept for reuse until empty_cache(). All host memory is the same to a simulated device, so
-// pinned means: allocated here.
+// Pinned memory of the driver's, in blocks of powers of two that are kept for reuse until empty_cache().
 class HostAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -25,8 +23,7 @@ class HostAllocator final : public at::HostAllocator {
     std::lock_guard lock(mutex_);
     void* address = take_cached(size);
     if (!address) {
-      address = std::aligned_alloc(kLeastBlock, size);
-      TORCH_CHECK(address, "npu: the host has no memory for a pinned buffer of ", bytes, " bytes");
+      check(driver().host_allocate(size, &address));
       stats_.num_host_alloc++;
       stats_.allocations.increase(1);
       stats_.allocated_bytes.increase(size);
@@ -39,13 +36,13 @@ class HostAllocator final : public at::HostAllocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
-  bool record_event(void*, void*, c10::Stream) override { return true; }  // copies are done when they return
+  bool record_event(void*, void*, c10::Stream) override { return true; }  // see record_stream
 
   void empty_cache() override {
     std::lock_guard lock(mutex_);
     for (auto& [size, blocks] : cached_) {
       for (void* address : blocks) {
-        std::free(address);
+        driver().host_free(address);
         stats_.num_host_free++;
         stats_.allocations.decrease(1);
         stats_.allocated_bytes.decrease(size);

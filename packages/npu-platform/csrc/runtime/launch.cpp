@@ -25,7 +25,7 @@ struct KernelScope::Watched {
   c10::DeviceIndex device;
   const char* name;
   PendingFlip flip;
-  std::optional<sim::memory_check::Open> open;
+  std::optional<OpenMemory> open;
 };
 
 void KernelScope::Delete::operator()(Watched* watched) const { delete watched; }
@@ -34,10 +34,10 @@ KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
     : previous_(thread_state.device),
       name_(name),
       began_(profiler::is_recording() && thread_state.kernel_depth == 0 ? profiler::now() : 0) {
-  if (sim::is_watched()) {
+  if (is_watched()) {
     watched_.reset(new Watched{device, name, {}, {}});
-    if (sim::is_watched(sim::kWatchFaults)) watched_->flip = meet_launch_faults(device, name);
-    if (sim::is_watched(sim::kWatchMemory)) watched_->open.emplace(name);
+    if (is_watched(kWatchFaults)) watched_->flip = meet_launch_faults(device, name);
+    if (is_watched(kWatchMemory)) watched_->open.emplace(name);
   }
   kernels.fetch_add(1, std::memory_order_relaxed);
   thread_state.device = device;
@@ -99,7 +99,7 @@ const char* table_last_error() { return table_error.c_str(); }
 }  // namespace
 
 const npu_launch_table* launch_table() {
-  static const npu_launch_table table{NPU_LAUNCH_ABI, &table_launch, &npu_parallel_for, &npu_num_threads, &table_last_error};
+  static const npu_launch_table table{NPU_LAUNCH_ABI, &table_launch, &parallel_for, &num_threads, &table_last_error};
   return &table;
 }
 

@@ -9,10 +9,12 @@
 #include <string_view>
 #include <utility>
 
+#include "faults/watch.h"
+#include "runtime/driver.h"
+#include "runtime/fences.h"
 #include "runtime/graph.h"
 #include "runtime/profiler.h"
 #include "runtime/thread_state.h"
-#include "simulator/memory_check.h"
 
 namespace npu {
 
@@ -47,11 +49,11 @@ class KernelScope {
 class MemoryScope {
  public:
   explicit MemoryScope(const char* name) {
-    if (sim::is_watched(sim::kWatchMemory)) open_.emplace(name);
+    if (is_watched(kWatchMemory)) open_.emplace(name);
   }
 
  private:
-  std::optional<sim::memory_check::Open> open_;
+  std::optional<OpenMemory> open_;
 };
 
 struct LaunchCounts {
@@ -72,7 +74,7 @@ template <class Kernel>
 void launch(c10::DeviceIndex device, const char* name, Kernel kernel) {
   {
     KernelScope inside(device, name);
-    if (!is_skipped(name)) kernel();
+    if (!is_skipped(name)) submit(device, name, kernel);
   }
   if (C10_UNLIKELY(is_capturing())) record_node(std::make_unique<KernelNode<Kernel>>(device, name, std::move(kernel)));
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulator/include/npu_driver.h"
+#include "include/npu_driver.h"
 
 namespace npu {
 

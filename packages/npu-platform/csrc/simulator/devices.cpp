@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "simulator/faults.h"
 #include "simulator/memory_check.h"
 
 namespace npu::sim {
@@ -17,11 +16,9 @@ void before_fork() {
   devices->pool().before_fork();
   for (int i = 0; i < devices->count(); ++i) devices->memory(i).mutex().lock();
   memory_check::before_fork();
-  Faults::instance().mutex().lock();
 }
 
 void unlock_memory(Devices* devices) {
-  Faults::instance().mutex().unlock();
   memory_check::after_fork();
   for (int i = devices->count(); i-- > 0;) devices->memory(i).mutex().unlock();
 }
@@ -49,7 +46,6 @@ Devices& Devices::instance() {
   static Devices* devices = [] {
     created.store(new Devices(config()));
     if (config().check_memory) memory_check::start();
-    for (const Fault& fault : config().faults) Faults::instance().arm(fault);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return created.load();
   }();

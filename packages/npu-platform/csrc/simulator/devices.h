@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "simulator/config.h"
+#include "config/config.h"
 #include "simulator/memory.h"
 #include "simulator/thread_pool.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <new>
 
-#include "simulator/include/npu_driver.h"
+#include "include/npu_driver.h"
 #include "simulator/memory_check.h"
 
 namespace npu::sim {

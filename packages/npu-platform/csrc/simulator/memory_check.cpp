@@ -15,7 +15,7 @@
 #include <mutex>
 #include <vector>
 
-#include "simulator/include/npu_driver.h"
+#include "simulator/devices.h"
 
 namespace npu::sim::memory_check {
 namespace {
@@ -123,7 +123,8 @@ void report(char* address, int device, void* context) {
 void on_fault(int signal, siginfo_t* info, void* context) {
   const int saved = errno;
   char* address = static_cast<char*>(info->si_addr);
-  const int device = info->si_code > 0 ? npu_memory_device(address) : -1;
+  Devices* devices = Devices::if_created();
+  const int device = info->si_code > 0 && devices ? devices->owner_of(address) : -1;
   if (device >= 0) report(address, device, context);
   // The access is tried again under the handler that was there before: it dies as it would have without us.
   sigaction(signal, &previous, nullptr);
@@ -138,7 +139,6 @@ void start() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigaction(SIGSEGV, &action, &previous);
-  watch_bits.fetch_or(kWatchMemory);
 }
 
 void extend(char* base, char* end) {
@@ -153,19 +153,20 @@ void extend(char* base, char* end) {
   found->end = end;
 }
 
-Open::Open(const char* name) : slot_(-1) {
+int open(const char* name) {
   {
     std::lock_guard lock(gate().mutex);
     if (gate().open++ == 0) protect(PROT_READ | PROT_WRITE);
   }
-  for (size_t i = 0; i < names.size() && slot_ < 0; ++i) {
+  for (size_t i = 0; i < names.size(); ++i) {
     const char* none = nullptr;
-    if (names[i].compare_exchange_strong(none, name)) slot_ = int(i);
+    if (names[i].compare_exchange_strong(none, name)) return int(i);
   }
+  return -1;
 }
 
-Open::~Open() {
-  if (slot_ >= 0) names[size_t(slot_)].store(nullptr);
+void close(int scope) {
+  if (scope >= 0) names[size_t(scope)].store(nullptr);
   std::lock_guard lock(gate().mutex);
   if (--gate().open == 0) protect(PROT_NONE);
 }

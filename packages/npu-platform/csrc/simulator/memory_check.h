@@ -3,8 +3,6 @@
 
 #include <cstddef>
 
-#include "simulator/watch.h"
-
 namespace npu::sim::memory_check {
 
 // Installs the handler that names a bad access before the process dies of it.
@@ -13,17 +11,9 @@ void start();
 // Memory below `end` is in use by a device whose addresses begin at `base`.
 void extend(char* base, char* end);
 
-// Opens the memory of all devices until the scope ends. `name`, of the kernel or what else reads memory, must outlive it.
-class Open {
- public:
-  explicit Open(const char* name);
-  ~Open();
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-
- private:
-  int slot_;
-};
+// Opens the memory of all devices until close(). `name`, of the kernel or what else reads memory, must outlive the scope.
+int open(const char* name);
+void close(int scope);
 
 // Pages that stay closed in kernels too; their contents are lost. False: the system cannot (Linux before 6.13).
 bool close_pages(char* address, size_t bytes);

@@ -100,7 +100,7 @@ def _check_choice() -> Check:
     try:
         choice = config.device_choice()
     except ConfigurationError as error:
-        return Check("NPU_DEVICE", False, str(error), "Set NPU_DEVICE to auto, simulator or off.")
+        return Check("NPU_DEVICE", False, str(error), "Set NPU_DEVICE to auto, simulator, null or off.")
     if choice == "off":
         remedy = "Unset NPU_DEVICE, or set it to auto or simulator."
         return Check("NPU_DEVICE", False, "NPU_DEVICE=off switches the npu platform off.", remedy)
@@ -128,8 +128,9 @@ def _check_target_device() -> Check:
 
 def _check_other_accelerators() -> Check:
     name = "other accelerators"
-    if _choice_or_auto() == "simulator":
-        return Check(name, True, "not looked for: NPU_DEVICE=simulator")
+    choice = _choice_or_auto()
+    if config.is_forced(choice):
+        return Check(name, True, f"not looked for: NPU_DEVICE={choice}")
     for node, what in _OTHER_ACCELERATORS.items():
         if Path(node).exists():
             sentence = f"{what} is present ({node}), so the npu platform leaves this process to it."
@@ -140,6 +141,11 @@ def _check_other_accelerators() -> Check:
 def _check_device_library() -> Check:
     import torch
 
+    if not hasattr(torch, "npu") and config.is_forced(_choice_or_auto()):
+        from npu_platform.torch_npu import inactive_reason
+
+        sentence = f"PyTorch has no device npu: {inactive_reason() or 'import torch did not load it'}."
+        return Check("device", False, sentence, "Mend NPU_DEVICE, or unset it for the software NPU.")
     if not hasattr(torch, "npu"):
         sentence = "PyTorch has no device npu: the device library npu_platform._C did not load."
         remedy = "Unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall npu-platform; building it needs a C++20 compiler."

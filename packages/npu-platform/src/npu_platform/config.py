@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from npu_platform.errors import ConfigurationError
 
-DeviceChoice = Literal["auto", "simulator", "off"]
-
 ENVIRONMENT: dict[str, str] = {
     "NPU_DEVICE": "auto (default): the platform activates unless another accelerator is present; "
-    "simulator: always, on the software NPU; off: never",
-    "NPU_SIMULATOR_DEVICES": "number of software NPUs in a process (default 1)",
-    "NPU_SIMULATOR_MEMORY": "memory of one software NPU, for example 8GiB (default: 80 % of the host's, shared evenly)",
+    "simulator: always, on the software NPU; null, or null:launch=5us: always, on a device that computes nothing; "
+    "/path/to/driver.so: always, on a vendor's driver; off: never",
+    "NPU_SIMULATOR_DEVICES": "number of software or null NPUs in a process (default 1)",
+    "NPU_SIMULATOR_MEMORY": "memory of one software or null NPU, for example 8GiB (default: 80 % of the host's, "
+    "shared evenly)",
     "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all)",
     "NPU_NUM_THREADS": "threads of the device's kernels (default: the cores that this process may use)",
     "NPU_FALLBACK": "silent (default), warn or error: what to do when an op has no npu kernel and runs its CPU kernel",
@@ -32,7 +32,7 @@ ENVIRONMENT: dict[str, str] = {
 }
 """Every environment variable that npu-platform knows, with its meaning."""
 
-_CHOICES = ("auto", "simulator", "off")
+_DRIVERS = ("simulator", "null")  # those that are built in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +74,28 @@ class NPUConfig:
         return cls(**section)
 
 
-def device_choice(environ: Mapping[str, str] | None = None) -> DeviceChoice:
-    """Return what ``NPU_DEVICE`` asks for; raises ConfigurationError for a value that it does not know."""
+def device_choice(environ: Mapping[str, str] | None = None) -> str:
+    """Return what ``NPU_DEVICE`` asks for: auto, off, simulator, null or the path of a driver, without options.
+
+    The options, after a colon, are the driver's to read. Raises ConfigurationError for a value that is none of them.
+    """
     environ = os.environ if environ is None else environ
-    value = environ.get("NPU_DEVICE", "auto").strip().lower() or "auto"
-    if value not in _CHOICES:
-        msg = f"NPU_DEVICE must be one of {', '.join(_CHOICES)}, not {value!r}; unset it for auto."
+    value = environ.get("NPU_DEVICE", "auto")
+    name, _, options = value.partition(":")
+    if "/" in name:
+        return name
+    choice = name.lower() or "auto"
+    if choice not in ("auto", "off", *_DRIVERS) or (options and choice not in _DRIVERS):
+        msg = (
+            f"NPU_DEVICE must be auto, simulator, null, off or the path of a driver, not {value!r}; unset it for auto."
+        )
         raise ConfigurationError(msg)
-    return value  # type: ignore[return-value]
+    return choice
+
+
+def is_forced(choice: str) -> bool:
+    """Say whether this choice takes the device whatever other accelerators are present."""
+    return choice not in ("auto", "off")
 
 
 def plugin_allow_list(environ: Mapping[str, str] | None = None) -> list[str] | None:

@@ -218,15 +218,16 @@ def _devices() -> Iterator[Finding]:
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     total = 0
     for device in info.devices():
-        total += device.memory_total
+        if device.driver == "simulator":  # whose memory is the host's
+            total += device.memory_total
         gib = 2.0**30
         detail = (
-            f"{device.name}: {device.memory_total / gib:.1f} GiB, {device.memory_free / gib:.1f} free, "
-            f"{device.memory_allocated / gib:.1f} allocated by this process"
+            f"{device.name} (driver {device.driver}): {device.memory_total / gib:.1f} GiB, "
+            f"{device.memory_free / gib:.1f} free, {device.memory_allocated / gib:.1f} allocated by this process"
         )
         yield Finding(section, f"npu:{device.index}", detail)
     fits = total <= host
-    detail = f"host memory {host / 2**30:.1f} GiB, all devices together {total / 2**30:.1f} GiB"
+    detail = f"host memory {host / 2**30:.1f} GiB, of which the devices may take {total / 2**30:.1f} GiB"
     yield Finding(
         section, "memory", detail, fits, None if fits else "Lower NPU_SIMULATOR_MEMORY or NPU_SIMULATOR_DEVICES."
     )

@@ -20,6 +20,7 @@ class Device:
 
     index: int
     name: str
+    driver: str
     threads: int
     memory_total: int
     memory_free: int
@@ -47,7 +48,7 @@ def run(*, as_json: bool) -> int:
         print(json.dumps({"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}, indent=2))
         return 0
     for device in found:
-        print(f"npu:{device.index}  {device.name}, {device.threads} threads, {_memory(device)}")
+        print(f"npu:{device.index}  {device.name}, driver {device.driver}, {device.threads} threads, {_memory(device)}")
     if not known:
         print("No ops: npu-ops is not installed, so vLLM's plain-torch layers run (pip install 'npu-platform[ops]')")
     width = max((len(op.name) for op in known), default=0)
@@ -66,8 +67,9 @@ def devices() -> Iterator[Device]:
         raise RuntimeError(msg)
     for index in range(npu.device_count()):
         free, total = npu.mem_get_info(index)
-        threads = npu.get_device_properties(index).multi_processor_count
-        yield Device(index, npu.get_device_name(index), threads, total, free, npu.memory_allocated(index))
+        properties = npu.get_device_properties(index)
+        threads = properties.multi_processor_count
+        yield Device(index, properties.name, properties.driver, threads, total, free, npu.memory_allocated(index))
 
 
 def ops() -> list[Op]:

@@ -14,8 +14,9 @@ DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "64MiB", "NPU_N
 OPTIONS = {"TSAN_OPTIONS": "die_after_fork=0"}
 
 
+ENVIRONMENT = [*CSRC.glob("config/*.cpp"), *CSRC.glob("faults/*.cpp")]
 PARTS = {
-    "simulator": sorted((CSRC / "simulator").glob("*.cpp")),
+    "simulator": sorted([*CSRC.glob("simulator/*.cpp"), *CSRC.glob("null_device/*.cpp"), *ENVIRONMENT]),
     "shared_segment": [CSRC / "distributed" / name for name in ("shared_segment.cpp", "in_order.cpp")],
 }
 

@@ -76,32 +76,38 @@ def synchronize(device: Device = None) -> None:
 
 
 def get_device_name(device: Device = None) -> str:
-    """Return ``"Software NPU"``."""
+    """Return the name that the driver gives the device: ``"Software NPU"`` on the simulator."""
     index_of(device)
     return _C.device_name()
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
-    """Return the version of the simulated hardware."""
+    """Return the version of the hardware, as major and minor."""
     index_of(device)
-    return (1, 0)
+    return _C.device_version()
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a device is. ``total_memory`` is in bytes; ``multi_processor_count`` is the size of its thread pool."""
+    """What a device is. ``total_memory`` is in bytes; ``multi_processor_count`` is the size of its thread pool.
+
+    ``driver`` is the implementation of npu_driver.h that is behind it, and ``computes`` whether its kernels run.
+    """
 
     name: str
     total_memory: int
     multi_processor_count: int
-    major: int = 1
-    minor: int = 0
+    major: int
+    minor: int
+    driver: str
+    computes: bool
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
     """Return the properties of a device."""
     _free, total = torch.accelerator.get_memory_info(index_of(device))
-    return DeviceProperties(_C.device_name(), total, _C.num_threads())
+    major, minor = _C.device_version()
+    return DeviceProperties(_C.device_name(), total, _C.num_threads(), major, minor, _C.driver_name(), _C.computes())
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:

@@ -36,7 +36,7 @@ def register() -> None:
 def inactive_reason() -> str | None:
     """Return why the software NPU is not registered in this process, or None when it is (or will be).
 
-    ``NPU_DEVICE=off`` keeps it out and ``NPU_DEVICE=simulator`` lets it in beside other accelerators; otherwise it
+    ``NPU_DEVICE=off`` keeps it out and the name of a driver lets it in beside other accelerators; otherwise it
     stays out where an accelerator is present, since a registered device of its kind would replace it in
     ``torch.accelerator``.
     """
@@ -49,8 +49,21 @@ def inactive_reason() -> str | None:
     other = torch._C._get_privateuse1_backend_name()
     if other not in ("privateuseone", NAME) or (other == NAME and not hasattr(torch, NAME)):
         return f"another backend has taken PyTorch's only slot for out-of-tree devices, as {other!r}"
-    if choice != "simulator" and (accelerator := _other_accelerator()) is not None:
+    if config.is_forced(choice):
+        return _driver_problem()
+    if (accelerator := _other_accelerator()) is not None:
         return f"an accelerator of type {accelerator!r} is present; NPU_DEVICE=simulator forces the software NPU"
+    return None
+
+
+def _driver_problem() -> str | None:
+    """Return why the driver of ``NPU_DEVICE`` cannot be had, or None."""
+    from npu_platform import _C
+
+    try:
+        _C.driver_name()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
     return None
 
 

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from npu_platform import _C
+
 from .devices import Device, get_num_threads, index_of
 
 __all__ = ["clock_rate", "power_draw", "temperature", "utilization"]
@@ -20,7 +22,7 @@ _PROCESSOR_ZONES = ("x86_pkg_temp", "k10temp", "coretemp", "cpu")
 
 def utilization(device: Device = None) -> int:
     """Return in percent how busy this process kept the cores of the device for a tenth of a second from now on."""
-    index_of(device)
+    _check_sensors(device)
     wall, processor = time.perf_counter(), time.process_time()
     time.sleep(_SAMPLE)
     busy = (time.process_time() - processor) / (time.perf_counter() - wall)
@@ -33,7 +35,7 @@ def temperature(device: Device = None) -> int:
     Raises:
         RuntimeError: the host does not show one, as most virtual machines.
     """
-    index_of(device)
+    _check_sensors(device)
     for zone in sorted(Path("/sys/class/thermal").glob("thermal_zone*")):
         if (zone / "type").read_text().strip().startswith(_PROCESSOR_ZONES):
             return round(int((zone / "temp").read_text()) / 1000)
@@ -46,7 +48,7 @@ def power_draw(device: Device = None) -> int:
     Raises:
         RuntimeError: the host does not show the energy, or to the superuser alone.
     """
-    index_of(device)
+    _check_sensors(device)
     if not os.access(_ENERGY, os.R_OK):
         _refuse("energy that its processor takes", str(_ENERGY))
     began, energy = time.perf_counter(), int(_ENERGY.read_text())
@@ -61,9 +63,17 @@ def clock_rate(device: Device = None) -> int:
     Raises:
         RuntimeError: the host does not show one.
     """
-    index_of(device)
+    _check_sensors(device)
     clocks = re.findall(r"^cpu MHz\s*: ([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return round(max(map(float, clocks))) if clocks else _refuse("clock of its cores", "/proc/cpuinfo")
+
+
+def _check_sensors(device: Device) -> None:
+    """Raise RuntimeError for a device that is not this host's processor."""
+    index_of(device)
+    if _C.driver_name() != "simulator":
+        msg = f"the npu driver {_C.driver_name()!r} has no sensors"
+        raise RuntimeError(msg)
 
 
 def _refuse(what: str, place: str) -> NoReturn:

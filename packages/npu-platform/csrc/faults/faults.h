@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "simulator/include/npu_driver.h"
-#include "simulator/watch.h"
+#include "include/npu_driver.h"
+#include "faults/watch.h"
 
-namespace npu::sim {
+namespace npu {
 
 enum class FaultKind { out_of_memory, kernel, lost, bit_flip, slow, slow_link };
 
@@ -89,4 +89,4 @@ class Faults {
   std::array<std::optional<std::string>, NPU_MAX_DEVICES> lost_;
 };
 
-}  // namespace npu::sim
+}  // namespace npu

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace npu::sim {
+namespace npu {
 
 enum Watch : uint32_t {
   kWatchFaults = 1,  // a fault is armed, or a device is lost
@@ -16,4 +16,4 @@ inline std::atomic<uint32_t> watch_bits{0};
 inline bool is_watched() { return __builtin_expect(watch_bits.load(std::memory_order_relaxed) != 0, 0); }
 inline bool is_watched(Watch what) { return (watch_bits.load(std::memory_order_relaxed) & what) != 0; }
 
-}  // namespace npu::sim
+}  // namespace npu

@@ -1,4 +1,4 @@
-#include "simulator/config.h"
+#include "config/config.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -12,9 +12,9 @@
 #include <optional>
 #include <string>
 
-#include "simulator/include/npu_driver.h"
+#include "include/npu_driver.h"
 
-namespace npu::sim {
+namespace npu {
 namespace {
 
 constexpr size_t kLeastMemory = size_t(16) << 20;
@@ -145,7 +145,7 @@ Config parse() {
   const int devices = int_between("NPU_SIMULATOR_DEVICES", 1, NPU_MAX_DEVICES, 1);
   auto [check_memory, faults] = debug();
   return Config{
-      .visible = visible_devices(devices),
+      .visible = driver_choice().kind == DriverKind::library ? std::vector<int>{} : visible_devices(devices),
       .memory_bytes = memory_bytes(devices),
       .threads = int_between("NPU_NUM_THREADS", 1, 1024, cores_available()),
       .fallback = fallback_report(),
@@ -157,9 +157,30 @@ Config parse() {
 
 }  // namespace
 
+DriverChoice driver_choice() {
+  const std::string text = read("NPU_DEVICE").value_or("");
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string name = text.substr(0, colon);
+  DriverChoice choice;
+  choice.options = text.substr(std::min(colon + 1, text.size()));
+  if (name.find('/') != std::string::npos) {
+    choice.kind = DriverKind::library;
+    choice.path = name;
+    return choice;
+  }
+  std::string lower = name;
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (lower == "null") {
+    choice.kind = DriverKind::null;
+  } else if (lower != "" && lower != "auto" && lower != "simulator" && lower != "off") {
+    reject("NPU_DEVICE", text, "set auto, simulator, null (with options: null:launch=5us), off, or the path of a driver's library");
+  }
+  return choice;
+}
+
 const Config& config() {
   static const Config parsed = parse();
   return parsed;
 }
 
-}  // namespace npu::sim
+}  // namespace npu

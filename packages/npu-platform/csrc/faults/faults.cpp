@@ -1,11 +1,11 @@
-#include "simulator/faults.h"
+#include "faults/faults.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 
-namespace npu::sim {
+namespace npu {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -280,4 +280,4 @@ void Faults::update_watch() {
   }
 }
 
-}  // namespace npu::sim
+}  // namespace npu

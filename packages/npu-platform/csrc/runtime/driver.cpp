@@ -1,0 +1,183 @@
+#include "runtime/driver.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <mutex>
+#include <string>
+
+#include "config/config.h"
+#include "faults/faults.h"
+#include "null_device/driver.h"
+#include "simulator/driver.h"
+
+namespace npu {
+namespace detail {
+
+std::atomic<const npu_driver*> driver{nullptr};
+std::array<DeviceRange, NPU_MAX_DEVICES> ranges;
+int device_count = 0;
+
+namespace {
+
+std::mutex opening;
+
+void check_open(npu_status status, const npu_driver& driver) { TORCH_CHECK(status == NPU_OK, driver.last_error()); }
+
+const npu_driver* load(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(library, "NPU_DEVICE names a driver that cannot be loaded: ", dlerror());
+  auto* entry = reinterpret_cast<decltype(&npu_driver_entry)>(dlsym(library, "npu_driver_entry"));
+  TORCH_CHECK(entry, "NPU_DEVICE='", path, "' is no driver: it exports no npu_driver_entry (see npu_driver.h)");
+  const npu_driver* driver = entry(NPU_DRIVER_ABI);
+  TORCH_CHECK(driver && driver->abi == NPU_DRIVER_ABI, "NPU_DEVICE='", path, "' does not implement ABI ", NPU_DRIVER_ABI,
+              " of npu_driver.h", driver ? " but " + std::to_string(driver->abi) : "", ": take a driver of this release");
+  TORCH_CHECK(driver->size >= sizeof(npu_driver), "NPU_DEVICE='", path, "' was compiled with an npu_driver.h of ",
+              driver->size, " bytes a table, not ", sizeof(npu_driver), ": compile it again");
+  return driver;
+}
+
+// A missing function is named now, instead of a crash later.
+void check_whole(const npu_driver& driver) {
+#define NPU_CHECK_HAS(function) \
+  TORCH_CHECK(driver.function, "the npu driver '", driver.name, "' has no function " #function "; see npu_driver.h")
+  TORCH_CHECK(driver.name && driver.device_name, "the npu driver has no name; see npu_driver.h");
+  NPU_CHECK_HAS(initialize);
+  NPU_CHECK_HAS(last_error);
+  NPU_CHECK_HAS(device_count);
+  NPU_CHECK_HAS(device_synchronize);
+  NPU_CHECK_HAS(device_reset);
+  NPU_CHECK_HAS(memory_info);
+  NPU_CHECK_HAS(memory_range);
+  NPU_CHECK_HAS(memory_map);
+  NPU_CHECK_HAS(memory_unmap);
+  NPU_CHECK_HAS(memory_discard);
+  NPU_CHECK_HAS(host_allocate);
+  NPU_CHECK_HAS(host_free);
+  NPU_CHECK_HAS(stream_create);
+  NPU_CHECK_HAS(stream_query);
+  NPU_CHECK_HAS(stream_synchronize);
+  NPU_CHECK_HAS(stream_wait_event);
+  NPU_CHECK_HAS(event_create);
+  NPU_CHECK_HAS(event_destroy);
+  NPU_CHECK_HAS(event_record);
+  NPU_CHECK_HAS(event_query);
+  NPU_CHECK_HAS(event_synchronize);
+  NPU_CHECK_HAS(event_elapsed);
+  NPU_CHECK_HAS(launch);
+  NPU_CHECK_HAS(copy);
+#undef NPU_CHECK_HAS
+  const int cores = bool(driver.num_threads) + bool(driver.set_num_threads) + bool(driver.parallel_for);
+  TORCH_CHECK(cores == 0 || cores == 3, "the npu driver '", driver.name,
+              "' must have all of num_threads, set_num_threads and parallel_for, or none");
+}
+
+const npu_driver* choose(const DriverChoice& choice) {
+  switch (choice.kind) {
+    case DriverKind::simulator:
+      return sim::driver();
+    case DriverKind::null:
+      return null::driver();
+    case DriverKind::library:
+      return load(choice.path);
+  }
+  return nullptr;
+}
+
+void find_devices(const npu_driver& driver) {
+  int count = 0;
+  check_open(driver.device_count(&count), driver);
+  TORCH_CHECK(count >= 0 && count <= NPU_MAX_DEVICES, "the npu driver '", driver.name, "' has ", count,
+              " devices; at most ", NPU_MAX_DEVICES, " can be used: hide some with NPU_VISIBLE_DEVICES");
+  for (int i = 0; i < count; ++i) {
+    void* base = nullptr;
+    check_open(driver.memory_range(i, &base, &ranges[size_t(i)].span), driver);
+    ranges[size_t(i)].base = static_cast<const char*>(base);
+  }
+  device_count = count;
+}
+
+void watch(const Config& config, const npu_driver& driver) {
+  TORCH_CHECK(!config.check_memory || driver.memory_check, "NPU_DEBUG=memory cannot be used: the npu driver '", driver.name,
+              "' has no memory checks; unset it, or debug on the simulator");
+  if (config.check_memory) watch_bits.fetch_or(kWatchMemory);
+  for (const Fault& fault : config.faults) Faults::instance().arm(fault);
+  auto lock = [] { Faults::instance().mutex().lock(); };
+  auto unlock = [] { Faults::instance().mutex().unlock(); };
+  TORCH_CHECK(pthread_atfork(lock, unlock, unlock) == 0, "npu: pthread_atfork failed");
+}
+
+// A bad environment is PyTorch's RuntimeError.
+template <class Read>
+decltype(auto) from_environment(Read read) {
+  try {
+    return read();
+  } catch (const ConfigError& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+}  // namespace
+
+const npu_driver& open_driver() {
+  std::lock_guard lock(opening);
+  if (const npu_driver* open = driver.load()) return *open;
+  const Config& settings = from_environment([]() -> const Config& { return config(); });
+  const npu_driver& chosen = chosen_driver();
+  check_open(chosen.initialize(driver_choice().options.c_str()), chosen);
+  find_devices(chosen);
+  watch(settings, chosen);
+  driver.store(&chosen, std::memory_order_release);
+  return chosen;
+}
+
+}  // namespace detail
+
+const npu_driver& chosen_driver() {
+  if (const npu_driver* open = detail::driver.load(std::memory_order_acquire)) return *open;
+  const npu_driver* chosen = detail::choose(detail::from_environment([] { return driver_choice(); }));
+  detail::check_whole(*chosen);
+  return *chosen;
+}
+
+void check(npu_status status) {
+  if (C10_LIKELY(status == NPU_OK)) return;
+  const std::string text = driver().last_error();
+  if (status == NPU_ERROR_LAUNCH_FAILED || status == NPU_ERROR_DEVICE_LOST) {
+    throw c10::AcceleratorError({__func__, __FILE__, uint32_t(__LINE__)}, int32_t(status), text);
+  }
+  TORCH_CHECK(false, text);
+}
+
+void submit_copy(void* target, const void* source, size_t bytes) {
+  if (bytes == 0) return;
+  const c10::DeviceIndex from = device_of(source), to = device_of(target);
+  const c10::DeviceIndex device = to >= 0 ? to : from;
+  TORCH_INTERNAL_ASSERT(device >= 0, "npu: a copy between two places of the host");
+  const auto kind = to < 0 ? NPU_COPY_DEVICE_TO_HOST : from < 0 ? NPU_COPY_HOST_TO_DEVICE : NPU_COPY_DEVICE_TO_DEVICE;
+  check(driver().copy(device, thread_state.stream[size_t(device)], target, source, bytes, kind));
+}
+
+void wait_for_stream(c10::DeviceIndex device) {
+  check(driver().stream_synchronize(device, thread_state.stream[size_t(device)]));
+}
+
+int num_threads() {
+  const auto& cores = driver();
+  return cores.num_threads ? cores.num_threads() : 1;
+}
+
+void set_num_threads(int threads) {
+  const auto& cores = driver();
+  TORCH_CHECK(threads >= 1, "the device needs at least one thread, not ", threads);
+  if (cores.set_num_threads) check(cores.set_num_threads(threads));
+}
+
+void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx) {
+  const auto& cores = driver();
+  if (cores.parallel_for) return cores.parallel_for(begin, end, grain, body, ctx);
+  if (begin < end) body(ctx, begin, end);
+}
+
+}  // namespace npu
