@@ -64,7 +64,7 @@ def rank_main(rank, size, path):
         y = source * (rank + 1); dist.all_reduce(y); z = y + 1
     source.fill_(10); graph.replay(); check("captured", z, [31.0] * 4)
     dist.destroy_process_group()
-    os.write(1, f"rank {rank} ok\n".encode())  # in one piece beside the other
+    os.write(1, f"rank {rank} ok\\n".encode())  # in one piece beside the other
 
 if __name__ == "__main__":
     mp.spawn(rank_main, (2, sys.argv[1]), nprocs=2)
