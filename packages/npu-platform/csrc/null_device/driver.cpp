@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
-constexpr int64_t kStreams = 33;  // the default stream, and those that are handed out in turn
+constexpr uint64_t kStreams = 33;  // the default stream, and those that are handed out in turn
 constexpr nanoseconds kLaunch{5000};
 constexpr nanoseconds kLongest = std::chrono::seconds(10);
 
@@ -38,7 +38,7 @@ struct Stream {
 struct Device {
   explicit Device(size_t memory_bytes) : memory(memory_bytes) {}
   Memory memory;
-  std::array<Stream, size_t(kStreams)> streams;
+  std::array<Stream, kStreams> streams;
 };
 
 struct Event {
@@ -128,8 +128,8 @@ npu_status check_device(int device) {
 
 Device& device_at(int device) { return *(*devices)[size_t(device)]; }
 
-// The id is one of stream_create(), or 0.
-Stream& stream_at(int device, int64_t stream) { return device_at(device).streams[size_t(stream)]; }
+// Any id is a stream: Python can make one up.
+Stream& stream_at(int device, int64_t stream) { return device_at(device).streams[size_t(uint64_t(stream) % kStreams)]; }
 
 // ---- devices ----
 npu_status device_count(int* count) {
@@ -196,9 +196,9 @@ void host_free(void* address) { std::free(address); }
 
 // ---- streams and events ----
 npu_status stream_create(int device, int, int64_t* stream) {
-  static std::atomic<int64_t> created{0};
+  static std::atomic<uint64_t> created{0};
   const npu_status status = check_device(device);
-  if (status == NPU_OK) *stream = 1 + created.fetch_add(1) % (kStreams - 1);
+  if (status == NPU_OK) *stream = 1 + int64_t(created.fetch_add(1) % (kStreams - 1));
   return status;
 }
 
