@@ -58,17 +58,17 @@ torch.manual_seed(0)
 near = lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
 with set_current_vllm_config(config), torch.inference_mode():
     for layer in (RMSNorm(32), GemmaRMSNorm(32), RMSNorm(32, var_hidden_size=16), RMSNorm(32, has_weight=False)):
-        assert type(layer).__module__ == "npu_ops.layernorm"
+        assert type(layer).__module__ == "npu_ops.layers.layernorm"
         x, r = torch.randn(3, 32), torch.randn(3, 32)
         near(layer(x.clone()), layer.forward_native(x))
         near(layer(x.clone(), r.clone()), layer.forward_native(x.clone(), r.clone()))
     for layer in (SiluAndMul(), GeluAndMul("none"), GeluAndMul("tanh"), NewGELU(), FastGELU(), QuickGELU(), GELU()):
-        assert type(layer).__module__ == "npu_ops.activation"
+        assert type(layer).__module__ == "npu_ops.layers.activation"
         x = torch.randn(3, 32)
         near(layer(x), layer.forward_native(x))
     for neox in (True, False):
         rope = RotaryEmbedding(32, 16, 64, 10000, neox, torch.float32)
-        assert type(rope).__module__ == "npu_ops.rotary"
+        assert type(rope).__module__ == "npu_ops.layers.rotary"
         positions, q, k = torch.arange(5), torch.randn(5, 128), torch.randn(5, 64)
         near(rope(positions, q.clone(), k.clone()), rope.forward_native(positions, q, k))
         near(rope(positions, q.clone(), None), rope.forward_native(positions, q, None))
@@ -120,10 +120,10 @@ with set_current_vllm_config(config), torch.inference_mode():
     layer.quant_method.process_weights_after_loading(layer)
     assert not layer(x)[0].any()
     class Quantized(UnquantizedLinearMethod): pass
-    import npu_ops.linear
+    import npu_ops.layers.linear
     class Base:
         def __init__(self): self.quant_method = Quantized()
-    class Layer(npu_ops.linear.NpuLinear, Base): pass
+    class Layer(npu_ops.layers.linear.NpuLinear, Base): pass
     assert type(Layer().quant_method) is Quantized
     embedding = VocabParallelEmbedding(70, 16)
     head = ParallelLMHead(70, 16)

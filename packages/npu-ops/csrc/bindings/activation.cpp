@@ -1,7 +1,7 @@
 #include "kernels/activation/activation.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
 namespace {
@@ -16,11 +16,9 @@ Tensor activate(const char* name, const Tensor& input, Activation kind, bool gat
   if (gated) sizes.back() /= 2;
   Tensor out = empty(sizes, input);
   const ActivationParams params{x.tensor.data_ptr(), out.data_ptr(), x.inner, sizes.back(), x.stride_inner, dtype_of(input, "x"), kind, gated};
-  launch<ActivationParams, &KernelTable::activation>(input, name, params);
+  launch<activation_tiers>(input, name, params);
   return out;
 }
-
-}  // namespace
 
 Tensor silu_and_mul(Tensor x) { return activate("npu_ops::silu_and_mul", x, Activation::silu, true); }
 Tensor gelu_and_mul(Tensor x, bool tanh) {
@@ -29,5 +27,15 @@ Tensor gelu_and_mul(Tensor x, bool tanh) {
 Tensor gelu(Tensor x, bool tanh) { return activate("npu_ops::gelu", x, tanh ? Activation::gelu_tanh : Activation::gelu_erf, false); }
 Tensor quick_gelu(Tensor x) { return activate("npu_ops::quick_gelu", x, Activation::quick_gelu, false); }
 Tensor relu2(Tensor x) { return activate("npu_ops::relu2", x, Activation::relu2, false); }
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
+  m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
+  m.impl("gelu", TORCH_BOX(&gelu));
+  m.impl("quick_gelu", TORCH_BOX(&quick_gelu));
+  m.impl("relu2", TORCH_BOX(&relu2));
+}
 
 }  // namespace npu_ops

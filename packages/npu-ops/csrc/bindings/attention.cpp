@@ -1,7 +1,7 @@
 #include "kernels/attention/attention.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
 namespace {
@@ -64,8 +64,6 @@ AttentionParams common(const Tensor& output, const Tensor& query, const Tensor& 
   return p;
 }
 
-}  // namespace
-
 void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor query_start_loc,
                      Tensor seq_lens, double scale, bool causal, int64_t window_left, int64_t window_right, double soft_cap,
                      std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
@@ -87,7 +85,7 @@ void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value
   p.key = key_cache.data_ptr(), p.key_block = key_cache.stride(0), p.key_head = key_cache.stride(1), p.key_token = key_cache.stride(2);
   p.value = value_cache.data_ptr(), p.value_block = value_cache.stride(0), p.value_head = value_cache.stride(1),
   p.value_token = value_cache.stride(2);
-  launch<AttentionParams, &KernelTable::attention>(query, "npu_ops::paged_attention", p);
+  launch<attention_tiers>(query, "npu_ops::paged_attention", p);
 }
 
 void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, double scale, bool causal,
@@ -102,7 +100,14 @@ void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Ten
   p.block_size = 1;
   p.key = k.data, p.key_token = k.token, p.key_head = k.head;
   p.value = v.data, p.value_token = v.token, p.value_head = v.head;
-  launch<AttentionParams, &KernelTable::attention>(query, "npu_ops::varlen_attention", p);
+  launch<attention_tiers>(query, "npu_ops::varlen_attention", p);
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("paged_attention", TORCH_BOX(&paged_attention));
+  m.impl("varlen_attention", TORCH_BOX(&varlen_attention));
 }
 
 }  // namespace npu_ops

@@ -1,9 +1,10 @@
 #include "kernels/cache/cache.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
+namespace {
 
 void reshape_and_cache(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping) {
   NPU_CHECK(key.dim() == 3 && value.dim() == 3 && key_cache.dim() == 4 && value_cache.dim() == 4,
@@ -24,7 +25,13 @@ void reshape_and_cache(Tensor key, Tensor value, Tensor key_cache, Tensor value_
                            key.size(2) * b, value.size(2) * b, key.stride(0) * b, key.stride(1) * b, value.stride(0) * b, value.stride(1) * b,
                            key_cache.stride(0) * b, key_cache.stride(1) * b, key_cache.stride(2) * b, value_cache.stride(0) * b,
                            value_cache.stride(1) * b, value_cache.stride(2) * b};
-  launch<CacheParams, &KernelTable::cache>(key_cache, "npu_ops::reshape_and_cache", params);
+  launch<cache_tiers>(key_cache, "npu_ops::reshape_and_cache", params);
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("reshape_and_cache", TORCH_BOX(&reshape_and_cache));
 }
 
 }  // namespace npu_ops

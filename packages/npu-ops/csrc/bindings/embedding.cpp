@@ -1,9 +1,10 @@
 #include "kernels/embedding/embedding.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
+namespace {
 
 Tensor embedding(Tensor ids, Tensor weight) {
   NPU_CHECK(is_int64(ids) || is_int32(ids), "embedding: ids must be int64 or int32.");
@@ -17,8 +18,14 @@ Tensor embedding(Tensor ids, Tensor weight) {
   const int64_t bytes = size_of(dtype_of(weight, "weight"));
   const EmbeddingParams params{dense.data_ptr(), is_int32(ids), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.size(0),
                                weight.size(1) * bytes, weight.stride(0) * bytes};
-  launch<EmbeddingParams, &KernelTable::embedding>(weight, "npu_ops::embedding", params);
+  launch<embedding_tiers>(weight, "npu_ops::embedding", params);
   return out;
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("embedding", TORCH_BOX(&embedding));
 }
 
 }  // namespace npu_ops

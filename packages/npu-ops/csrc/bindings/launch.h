@@ -11,11 +11,12 @@ const Parallel& cpu_threads();
 // hold addresses and sizes only, and whatever changes from step to step is read by the kernel from device memory.
 void launch_bytes(const Tensor& on, const char* name, void (*run)(const void* params, const Parallel&), const void* params, size_t bytes);
 
-template <class Params, Kernel<Params> KernelTable::* kMember>
+// Runs the kernel of the chosen tier: launch<linear_tiers>(x, "npu_ops::linear", params).
+template <const auto& kTiers, class Params>
 void launch(const Tensor& on, const char* name, const Params& params) {
-  // the table is asked at each run: a tier chosen later also serves recorded graphs
-  launch_bytes(on, name, [](const void* p, const Parallel& parallel) { (kernels().*kMember)(*static_cast<const Params*>(p), parallel); },
-               &params, sizeof params);
+  // the tier is asked at each run: one chosen later also serves recorded graphs
+  launch_bytes(on, name, [](const void* p, const Parallel& parallel) { kTiers.chosen()(*static_cast<const Params*>(p), parallel); }, &params,
+               sizeof params);
 }
 
 }  // namespace npu_ops

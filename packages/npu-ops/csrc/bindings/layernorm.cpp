@@ -1,7 +1,7 @@
 #include "kernels/layernorm/layernorm.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
 namespace {
@@ -12,7 +12,7 @@ void run(const char* name, const Rows& x, void* residual, const Tensor& weight, 
   check_same_device(x.tensor, weight, "weight");
   const NormParams params{x.tensor.data_ptr(), residual, weight.data_ptr(), out, x.outer, x.inner, width, x.stride_outer, x.stride_inner,
                           static_cast<float>(eps), dtype_of(x.tensor, "x"), dtype_of(weight, "weight"), gemma};
-  launch<NormParams, &KernelTable::norm>(x.tensor, name, params);
+  launch<norm_tiers>(x.tensor, name, params);
 }
 
 Tensor norm(const char* name, const Tensor& x, const Tensor& weight, double eps, bool gemma) {
@@ -29,8 +29,6 @@ void fused(const char* name, const Tensor& x, const Tensor& residual, const Tens
   run(name, rows_of(x), residual.data_ptr(), weight, x.data_ptr(), eps, gemma);
 }
 
-}  // namespace
-
 Tensor rms_norm(Tensor x, Tensor weight, double eps) { return norm("npu_ops::rms_norm", x, weight, eps, false); }
 Tensor gemma_rms_norm(Tensor x, Tensor weight, double eps) { return norm("npu_ops::gemma_rms_norm", x, weight, eps, true); }
 void fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
@@ -38,6 +36,15 @@ void fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
 }
 void fused_add_gemma_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   fused("npu_ops::fused_add_gemma_rms_norm", x, residual, weight, eps, true);
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm));
+  m.impl("gemma_rms_norm", TORCH_BOX(&gemma_rms_norm));
+  m.impl("fused_add_gemma_rms_norm", TORCH_BOX(&fused_add_gemma_rms_norm));
 }
 
 }  // namespace npu_ops

@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
 namespace {
@@ -13,8 +13,6 @@ Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<T
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
-
-}  // namespace
 
 Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
   const int64_t n = weight.size(0), k = weight.size(1);
@@ -31,13 +29,19 @@ Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
   if (rows.outer > 1) rows = rows_of(torch::stable::contiguous(x));
   LinearParams params{rows.tensor.data_ptr(), weight.data_ptr(), bias ? bias->data_ptr() : nullptr, nullptr, rows.inner, n, k,
                       rows.stride_inner, weight.stride(0), dtype_of(x, "x")};
-  if (kernels().linear_prefers_torch(params)) return torch_linear(x, weight, bias);
+  if (linear_prefers_torch_tiers.chosen()(params)) return torch_linear(x, weight, bias);
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = n;
   Tensor out = empty(sizes, x);
   params.out = out.data_ptr();
-  launch<LinearParams, &KernelTable::linear>(x, "npu_ops::linear", params);
+  launch<linear_tiers>(x, "npu_ops::linear", params);
   return out;
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("linear", TORCH_BOX(&linear));
 }
 
 }  // namespace npu_ops

@@ -1,7 +1,7 @@
 #include "kernels/rotary/rotary.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
 namespace {
@@ -44,10 +44,8 @@ void run(const Tensor& positions, const Tensor& query, const std::optional<Tenso
                       k.heads, head_size, table.size(1), q.token_stride, k.token_stride, q.head_stride, k.head_stride, table.data_ptr(),
                       table.stride(0), dtype_of(query, "query"), dtype_of(table, "cos_sin_cache"), neox, {0, 0, 0}, interleaved};
   for (size_t i = 0; i < sections.size(); ++i) params.sections[i] = static_cast<int32_t>(sections[i]);
-  launch<RotaryParams, &KernelTable::rotary>(query, "npu_ops::rotary_embedding", params);
+  launch<rotary_tiers>(query, "npu_ops::rotary_embedding", params);
 }
-
-}  // namespace
 
 void rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key, int64_t head_size, Tensor cos_sin_cache, bool is_neox) {
   run(positions, query, key, head_size, cos_sin_cache, is_neox, {}, false);
@@ -56,6 +54,13 @@ void rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key,
 void multimodal_rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key, int64_t head_size, Tensor cos_sin_cache,
                                  bool is_neox, std::vector<int64_t> sections, bool interleaved) {
   run(positions, query, key, head_size, cos_sin_cache, is_neox, sections, interleaved);
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("rotary_embedding", TORCH_BOX(&rotary_embedding));
+  m.impl("multimodal_rotary_embedding", TORCH_BOX(&multimodal_rotary_embedding));
 }
 
 }  // namespace npu_ops

@@ -1,9 +1,10 @@
 #include "kernels/sampling/sampling.h"
 
-#include "bindings/families.h"
 #include "bindings/launch.h"
+#include "bindings/register.h"
 
 namespace npu_ops {
+namespace {
 
 Tensor argmax(Tensor logits) {
   NPU_CHECK(logits.dim() == 2 && logits.size(1) > 0, "argmax: logits must be [rows, vocabulary > 0].");
@@ -11,7 +12,7 @@ Tensor argmax(Tensor logits) {
   Tensor out = torch::stable::new_empty(logits, std::vector<int64_t>{logits.size(0)}, ScalarType::Long);
   const ArgmaxParams params{logits.data_ptr(), static_cast<int64_t*>(out.data_ptr()), logits.size(0), logits.size(1), logits.stride(0),
                             dtype_of(logits, "logits")};
-  launch<ArgmaxParams, &KernelTable::argmax>(logits, "npu_ops::argmax", params);
+  launch<argmax_tiers>(logits, "npu_ops::argmax", params);
   return out;
 }
 
@@ -24,7 +25,14 @@ void top_k_top_p(Tensor logits, std::optional<Tensor> k, std::optional<Tensor> p
   if (!k && !p) return;
   const TopKTopPParams params{static_cast<float*>(logits.data_ptr()), k ? k->data_ptr() : nullptr, k && is_int32(*k),
                               p ? static_cast<const float*>(p->data_ptr()) : nullptr, rows, logits.size(1), logits.stride(0)};
-  launch<TopKTopPParams, &KernelTable::top_k_top_p>(logits, "npu_ops::top_k_top_p", params);
+  launch<top_k_top_p_tiers>(logits, "npu_ops::top_k_top_p", params);
+}
+
+}  // namespace
+
+NPU_OPS(m) {
+  m.impl("argmax", TORCH_BOX(&argmax));
+  m.impl("top_k_top_p", TORCH_BOX(&top_k_top_p));
 }
 
 }  // namespace npu_ops

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 

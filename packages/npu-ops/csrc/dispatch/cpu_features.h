@@ -1,7 +1,7 @@
 // What the processor and the operating system let this process use.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 

@@ -1,8 +1,7 @@
 """Custom ops for vLLM on any device called npu: `torch.ops.npu_ops.*` on CPU and npu tensors, references elsewhere.
 
 Importing this package defines the ops and loads the native kernels; it needs torch only. `register()` is the entry
-point by
-which vLLM learns of them.
+point by which vLLM learns of them.
 """
 
 from __future__ import annotations
@@ -27,4 +26,6 @@ def register() -> None:
     if _registered or not current_platform.is_out_of_tree():
         return
     _registered = True
-    from npu_ops import activation, embedding, layernorm, linear, rotary  # noqa: F401  importing registers
+    from npu_ops import layers
+
+    layers.register_all()

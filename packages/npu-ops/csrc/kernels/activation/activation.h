@@ -1,7 +1,7 @@
 // Activations, plain or gated: out = act(x[:d]) * x[d:].
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -15,5 +15,7 @@ struct ActivationParams {
   Activation kind;
   bool gated;  // rows of 2 * width: gate, then up
 };
+
+NPU_KERNEL(activation, ActivationParams)
 
 }  // namespace npu_ops

@@ -1,7 +1,7 @@
 // Attention over a paged cache or over plain keys: decode, chunked prefill and mixed batches in one call.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -26,5 +26,7 @@ struct AttentionParams {
   const void* sinks;                  // [query_heads] or null
   Dtype dtype, sinks_dtype;
 };
+
+NPU_KERNEL(attention, AttentionParams)
 
 }  // namespace npu_ops

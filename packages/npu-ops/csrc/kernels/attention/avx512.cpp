@@ -1,9 +1,1 @@
 #include "kernels/attention/attention.inc"
-
-namespace npu_ops {
-
-void add_attention_avx512(KernelTable& table) {
-  table.attention = attention;
-}
-
-}  // namespace npu_ops

@@ -1,7 +1,7 @@
 // Writing new keys and values into the paged cache.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -17,5 +17,7 @@ struct CacheParams {
   int64_t key_token, key_head, value_token, value_head;
   int64_t kc_block, kc_head, kc_offset, vc_block, vc_head, vc_offset;
 };
+
+NPU_KERNEL(cache, CacheParams)
 
 }  // namespace npu_ops

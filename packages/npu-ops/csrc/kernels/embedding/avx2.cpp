@@ -1,9 +1,1 @@
 #include "kernels/embedding/embedding.inc"
-
-namespace npu_ops {
-
-void add_embedding_avx2(KernelTable& table) {
-  table.embedding = embedding;
-}
-
-}  // namespace npu_ops

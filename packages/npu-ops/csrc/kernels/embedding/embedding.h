@@ -1,7 +1,7 @@
 // Rows of a table by index.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -13,5 +13,7 @@ struct EmbeddingParams {
   int64_t count, vocabulary;
   int64_t row_bytes, weight_stride;  // bytes
 };
+
+NPU_KERNEL(embedding, EmbeddingParams)
 
 }  // namespace npu_ops

@@ -1,7 +1,7 @@
 // RMS norm, with or without adding the residual first: y = x / sqrt(mean(x^2) + eps) * w.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -18,5 +18,7 @@ struct NormParams {
   // Gemma: weight + 1, in float
   bool gemma;
 };
+
+NPU_KERNEL(norm, NormParams)
 
 }  // namespace npu_ops

@@ -1,9 +1,1 @@
 #include "kernels/layernorm/layernorm.inc"
-
-namespace npu_ops {
-
-void add_layernorm_scalar(KernelTable& table) {
-  table.norm = norm;
-}
-
-}  // namespace npu_ops

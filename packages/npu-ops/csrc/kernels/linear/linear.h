@@ -1,7 +1,7 @@
 // y = x w^T + bias, with the weight rows as the checkpoint stores them: no packing, no second copy.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -13,5 +13,9 @@ struct LinearParams {
   int64_t m, n, k, ldx, ldw;
   Dtype dtype;
 };
+
+NPU_KERNEL(linear, LinearParams)
+// Whether torch's own linear is the faster one for this shape.
+NPU_IN_EACH_TIER(linear_prefers_torch, bool, const LinearParams&)
 
 }  // namespace npu_ops

@@ -1,7 +1,7 @@
 // Rotary position embedding in place, on query and key.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -20,5 +20,7 @@ struct RotaryParams {
   int32_t sections[3];     // multimodal: channels of time, height, width; all 0: plain
   bool sections_interleaved;
 };
+
+NPU_KERNEL(rotary, RotaryParams)
 
 }  // namespace npu_ops

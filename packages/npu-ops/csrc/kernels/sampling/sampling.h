@@ -1,7 +1,7 @@
 // Greedy choice, and the top-k / top-p masks without a sort.
 #pragma once
 
-#include "dispatch/kernel_table.h"
+#include "dispatch/tiers.h"
 
 namespace npu_ops {
 
@@ -19,5 +19,8 @@ struct TopKTopPParams {
   const float* p;  // [rows] or null
   int64_t rows, width, stride;
 };
+
+NPU_KERNEL(argmax, ArgmaxParams)
+NPU_KERNEL(top_k_top_p, TopKTopPParams)
 
 }  // namespace npu_ops

@@ -1,5 +1,9 @@
-"""The ops, one file a family: schema, meta function and plain-torch reference of each."""
+"""The ops, one file a family: schema, meta function and plain-torch reference; importing this defines them all."""
 
-from npu_ops.definitions import activation, attention, cache, embedding, layernorm, linear, rotary, sampling
+from __future__ import annotations
 
-__all__ = ["activation", "attention", "cache", "embedding", "layernorm", "linear", "rotary", "sampling"]
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

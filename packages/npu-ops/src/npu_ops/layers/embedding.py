@@ -12,7 +12,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from npu_ops.linear import forget_weight, plain, plain_weight
+from npu_ops.layers.linear import forget_weight, plain, plain_weight
 
 ops = torch.ops.npu_ops
 
