@@ -121,8 +121,8 @@ at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
     return tensor;
   }
   const c10::DeviceIndex index = impl->device().index();
-  TORCH_CHECK(!device_ || *device_ == index,
-              "Expected all tensors to be on the same device, but found at least two devices, npu:", int(*device_),
+  TORCH_CHECK(device_ < 0 || device_ == index,
+              "Expected all tensors to be on the same device, but found at least two devices, npu:", int(device_),
               " and npu:", int(index), "!");
   device_ = index;
   TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage(), "npu: this kind of tensor has no storage that a CPU kernel could use");
@@ -145,8 +145,8 @@ at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
 }
 
 void Aliases::check_one_device(const char* operation) const {
-  TORCH_CHECK(!device_ || !host_beside_, "Expected all tensors to be on the same device, but found at least two devices, npu:",
-              int(device_.value_or(0)), " and cpu! (in ", operation, ")");
+  TORCH_CHECK(device_ < 0 || !host_beside_, "Expected all tensors to be on the same device, but found at least two devices, npu:",
+              int(device_), " and cpu! (in ", operation, ")");
 }
 
 at::Tensor Aliases::to_npu(at::Tensor&& result) {
@@ -169,7 +169,7 @@ at::Tensor Aliases::to_npu(at::Tensor&& result) {
 // A tensor of the device with the shape of `result`, whose contents do not count.
 at::Tensor Aliases::materialize(const at::Tensor& result) {
   const TensorImpl& impl = *result.unsafeGetTensorImpl();
-  const DeviceScope on(device_.value_or(thread_state.device));
+  const DeviceScope on(device().value_or(thread_state.device));
   const size_t bytes = result.storage().nbytes();
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, device_allocator()->allocate(bytes), device_allocator(), /*resizable=*/true);
   auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), npu_keys(impl.key_set()), impl.dtype());

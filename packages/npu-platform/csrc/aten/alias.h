@@ -38,7 +38,7 @@ class Aliases {
   void write_back();                            // kernels may have resized what they write: sizes and memory move back
 
   // The index of the npu tensors seen so far; raises when they are of several devices.
-  std::optional<c10::DeviceIndex> device() const { return device_; }
+  std::optional<c10::DeviceIndex> device() const { return device_ < 0 ? std::nullopt : std::optional(device_); }
   bool empty() const { return entries_.empty(); }
   // Raises when tensors of the host lie beside those of the device. A single value of the host may.
   void check_one_device(const char* operation) const;
@@ -58,7 +58,7 @@ class Aliases {
   const Kind kind_;
   c10::SmallVector<Entry, 8> entries_;
   c10::SmallVector<const c10::StorageImpl*, 4> host_;  // of the CPU arguments
-  std::optional<c10::DeviceIndex> device_;
+  c10::DeviceIndex device_ = -1;
   bool host_beside_ = false;
 };
 
@@ -90,9 +90,11 @@ class AliasNode : public Node {
 
 enum class Devices { one, mixed };  // whether tensors of the host are part of an op's contract
 
+using AliasedTensors = c10::SmallVector<at::Tensor, 3>;  // npu tensors, then their aliases
+
 // Runs `kernel(aliases) -> Tensor or tuple of Tensors`, code for CPU tensors, as one kernel of the device.
 template <class Kernel>
-auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel, Devices devices = Devices::one);
+auto launch_on_aliases(const char* name, AliasedTensors arguments, Kernel kernel, Devices devices = Devices::one);
 
 }  // namespace npu
 

@@ -62,7 +62,7 @@ void submit_for_shapes(c10::DeviceIndex device, const char* name, Kernel& kernel
 template <class Kernel>
 class AliasKernelNode final : public AliasNode {
  public:
-  AliasKernelNode(c10::DeviceIndex device, const char* name, std::vector<at::Tensor> aliases, Kernel kernel)
+  AliasKernelNode(c10::DeviceIndex device, const char* name, AliasedTensors aliases, Kernel kernel)
       : AliasNode(device, name), aliases_(std::move(aliases)), kernel_(std::move(kernel)) {}
 
   auto call() { return kernel_(aliases_); }
@@ -74,14 +74,14 @@ class AliasKernelNode final : public AliasNode {
   }
 
  private:
-  std::vector<at::Tensor> aliases_;
+  AliasedTensors aliases_;
   Kernel kernel_;
 };
 
 }  // namespace detail
 
 template <class Kernel>
-auto launch_on_aliases(const char* name, std::vector<at::Tensor> arguments, Kernel kernel, Devices devices) {
+auto launch_on_aliases(const char* name, AliasedTensors arguments, Kernel kernel, Devices devices) {
   Aliases aliases(computes() ? Aliases::Kind::memory : Aliases::Kind::shapes);
   for (at::Tensor& argument : arguments) argument = aliases.of(argument);
   if (devices == Devices::one) aliases.check_one_device(name);

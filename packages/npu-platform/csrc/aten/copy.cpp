@@ -35,7 +35,7 @@ bool overlap(const Tensor& source, const Tensor& target) {
 void copy_on_aliases(const Tensor& source, const Tensor& target) {
   const bool two_devices = source.device().type() == kNpu && source.device() != target.device() && target.device().type() == kNpu;
   const Tensor from = two_devices ? owning_alias(source) : source;
-  auto kernel = [](const std::vector<Tensor>& aliases) {
+  auto kernel = [](const AliasedTensors& aliases) {
     Tensor to = aliases[1];
     return at::native::copy_(to, aliases[0], /*non_blocking=*/false);
   };

@@ -116,7 +116,7 @@ Tensor& zero_(Tensor& self) {
       note_result_of_kernel(self);
     });
   } else {
-    launch_on_aliases("aten::zero_", {self}, [](const std::vector<Tensor>& aliases) {
+    launch_on_aliases("aten::zero_", {self}, [](const AliasedTensors& aliases) {
       Tensor alias = aliases[0];
       return alias.zero_();
     });

@@ -6,10 +6,10 @@
 #include <torch/library.h>
 
 #include <mutex>
-#include <string_view>
 #include <unordered_set>
 
 #include "aten/alias.h"
+#include "aten/op_info.h"
 #include "config/config.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -22,77 +22,7 @@ using torch::jit::Stack;
 
 const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
 const c10::DispatchKeySet kMetaKeys(c10::DispatchKey::Meta);
-
-// What the fallback needs to know of an op, found out once per thread.
-struct OpInfo {
-  size_t arguments = 0;
-  size_t returns = 0;
-  bool writes = false;
-  bool has_shapes = false;            // a kernel for meta tensors, or one made of other ops
-  bool reads_on_host = false;         // its result, or the result's shape, depends on values in device memory
-  bool mixes_devices = false;         // CPU tensors beside npu tensors are part of its contract
-  std::vector<bool> is_generator;     // by argument; empty when there is none
-  std::vector<bool> is_written;       // by argument
-  std::string name;
-};
-
-// aten ops that take CPU tensors with dimensions beside device tensors, as on other accelerators.
-bool may_mix_devices(std::string_view name) {
-  constexpr std::string_view kNamespace = "aten::";
-  if (!name.starts_with(kNamespace)) return true;
-  name = name.substr(kNamespace.size(), name.find('.') - kNamespace.size());
-  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
-                                 "copy", "copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "_foreach_copy",
-                                 "_foreach_copy_"}) {
-    if (name == taken) return true;
-  }
-  for (std::string_view part : {"set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split"}) {
-    if (name.find(part) != std::string_view::npos) return true;
-  }
-  return false;
-}
-
-// Not hasComputedKernelForDispatchKey(): PyTorch has a fallback for meta tensors, which raises.
-bool has_shape_function(const c10::OperatorHandle& op) {
-  using c10::DispatchKey;
-  for (const DispatchKey key : {DispatchKey::Meta, DispatchKey::CompositeExplicitAutograd,
-                                DispatchKey::CompositeExplicitAutogradNonFunctional, DispatchKey::CompositeImplicitAutograd}) {
-    if (op.hasKernelForDispatchKey(key)) return true;
-  }
-  return false;
-}
-
-OpInfo inspect(const c10::OperatorHandle& op) {
-  const auto& schema = op.schema();
-  OpInfo info;
-  info.name = c10::toString(op.operator_name());
-  info.arguments = schema.arguments().size();
-  info.returns = schema.returns().size();
-  info.writes = schema.is_mutable();
-  info.has_shapes = has_shape_function(op);
-  info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
-  info.mixes_devices = may_mix_devices(info.name);
-  info.is_written.resize(info.arguments);
-  for (size_t i = 0; i < info.arguments; ++i) {
-    const auto& argument = schema.arguments()[i];
-    info.is_written[i] = argument.alias_info() && argument.alias_info()->isWrite();
-    if (argument.type()->str().find("Generator") != std::string::npos) {
-      info.is_generator.resize(info.arguments);
-      info.is_generator[i] = true;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "npu: ", info.name,
-                              " has no npu kernel, and no CPU kernel to fall back to. Register one with torch.library.impl(\"",
-                              info.name, "\", \"npu\").");
-  return info;
-}
-
-const OpInfo& info_of(const c10::OperatorHandle& op) {
-  static thread_local std::unordered_map<const c10::FunctionSchema*, OpInfo> known;
-  auto found = known.find(&op.schema());
-  if (found == known.end()) found = known.emplace(&op.schema(), inspect(op)).first;
-  return found->second;
-}
+const c10::DispatchKeySet kComposite(c10::DispatchKey::PrivateUse3);  // where PyTorch's composite kernels are in reach
 
 void report(const OpInfo& info) {
   const auto how = config().fallback;
@@ -157,15 +87,9 @@ class Arguments {
     if (value.isTensor()) {
       value = IValue(alias(value.toTensor(), index));
     } else if (value.isTensorList()) {
-      c10::List<at::Tensor> moved;
-      for (const at::Tensor& tensor : value.toTensorVector()) moved.push_back(alias(tensor, index));
-      value = IValue(std::move(moved));
+      value = IValue(aliases_of(std::move(value).toTensorList(), index));
     } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> moved;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        moved.push_back(tensor ? std::optional<at::Tensor>(alias(*tensor, index)) : std::nullopt);
-      }
-      value = IValue(std::move(moved));
+      value = IValue(aliases_of(std::move(value).toOptionalTensorList(), index));
     } else if (value.isDevice()) {
       if (value.toDevice().type() != kNpu) return;
       named_device_ = index_of(value.toDevice());
@@ -176,6 +100,17 @@ class Arguments {
       wrong_generator_ |= generator.device().type() != kNpu;
       if (!wrong_generator_) value = has_values() ? IValue(cpu_generator_of(generator)) : IValue();
     }
+  }
+
+  template <class Element>
+  c10::List<Element> aliases_of(c10::List<Element> list, size_t index) {
+    if (list.use_count() > 1) list = list.copy();  // the caller's
+    for (size_t i = 0; i < list.size(); ++i) list.set(i, alias(list.get(i), index));
+    return list;
+  }
+
+  std::optional<at::Tensor> alias(const std::optional<at::Tensor>& tensor, size_t index) {
+    return tensor ? std::optional(alias(*tensor, index)) : std::nullopt;
   }
 
   at::Tensor alias(const at::Tensor& tensor, size_t index) {
@@ -233,6 +168,7 @@ class OpNode final : public AliasNode {
 
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = info_of(op);
+  if (C10_UNLIKELY(has_own_out(info))) return op.redispatchBoxed(kComposite, stack);
   report(info);
   count_fallback();
   if (C10_UNLIKELY(is_capturing() && info.reads_on_host)) refuse_during_capture(info.name);
@@ -269,7 +205,9 @@ void prefer_fallback_to_composites() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
     const auto op = dispatcher.findOp(name);
-    const bool passed_over = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+    const bool has_composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                               op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+    const bool passed_over = has_composite &&
                              op->hasKernelForDispatchKey(DispatchKey::CPU) &&
                              !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
     if (!passed_over) continue;

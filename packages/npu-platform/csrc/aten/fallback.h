@@ -9,7 +9,8 @@ namespace npu {
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // PyTorch prefers a composite kernel to a fallback even where the CPU has a kernel of its own, which computes other last
-// digits (layer_norm) in fewer launches: for these ops the fallback becomes the kernel. Call it once.
+// digits (layer_norm) in fewer launches, or spares an allocation and an alias (add, by its out= variant): for these ops
+// the fallback becomes the kernel. Call it once.
 void prefer_fallback_to_composites();
 
 }  // namespace npu

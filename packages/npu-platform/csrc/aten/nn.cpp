@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_cpu_dispatch.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -10,6 +12,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
@@ -25,7 +28,7 @@ namespace {
 using at::Tensor;
 using c10::SymIntArrayRef;
 using std::optional;
-using Aliased = std::vector<Tensor>;
+using Aliased = AliasedTensors;
 using Mask = std::array<bool, 3>;
 
 optional<Tensor> maybe(const Tensor& tensor) { return tensor.defined() ? optional<Tensor>(tensor) : std::nullopt; }
@@ -37,10 +40,20 @@ Tensor empty_result_of_linear(const Tensor& input, const Tensor& weight) {
 }
 
 // ---- linear: one kernel instead of the three ops it is composed of; autograd then asks for its backward too ----
+// The product that at::linear comes to for matrices, without the dispatch of its parts.
+Tensor product(const Tensor& input, const Tensor& weight, const Tensor& bias) {
+  const Tensor transposed =
+      at::native::as_strided_tensorimpl(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)}, std::nullopt);
+  return bias.defined() ? at::cpu::addmm(bias, input, transposed) : at::cpu::mm(input, transposed);
+}
+
 Tensor linear(const Tensor& input, const Tensor& weight, const optional<Tensor>& bias) {
   if (is_skipped("aten::linear")) return empty_result_of_linear(input, weight);
   return launch_on_aliases("aten::linear", {input, weight, bias.value_or(Tensor())},
-                           [](const Aliased& a) { return at::linear(a[0], a[1], maybe(a[2])); });
+                           [](const Aliased& a) {
+                             const bool are_matrices = a[0].dim() == 2 && a[1].dim() == 2 && a[0].is_cpu() && a[1].is_cpu();
+                             return are_matrices ? product(a[0], a[1], a[2]) : at::linear(a[0], a[1], maybe(a[2]));
+                           });
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& input, const Tensor& grad, const Tensor& weight, Mask mask) {

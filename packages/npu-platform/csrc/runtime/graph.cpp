@@ -18,9 +18,9 @@ void Node::replay() {
 
 void record_node(std::unique_ptr<Node> node) { thread_state.capture->nodes.push_back(std::move(node)); }
 
-void refuse_during_capture(const std::string& operation) {
+void refuse_during_capture(std::string_view operation) {
   if (C10_LIKELY(!is_capturing())) return;
-  thread_state.capture->broken_by = operation;
+  thread_state.capture->broken_by = std::string(operation);
   TORCH_CHECK(false, "npu: ", operation, " is not permitted while a graph is captured: a replay could not repeat it. ",
               "Move it out of the captured region.");
 }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/thread_state.h"
@@ -50,7 +51,7 @@ inline bool is_capturing() { return thread_state.capture != nullptr; }
 void record_node(std::unique_ptr<Node> node);
 
 // Raises RuntimeError naming the operation when this thread captures: the graph could not repeat it.
-void refuse_during_capture(const std::string& operation);
+void refuse_during_capture(std::string_view operation);
 
 // Whether the address belongs to the graph under capture, which then owns it: nodes must not keep such memory alive, or
 // it could not be reused within the graph.

@@ -123,3 +123,25 @@ def test_a_result_that_its_kernel_leaves_conjugated_stays_so(left: bool) -> None
     result = torch.linalg.lu_solve(factors.to("npu"), pivots.to("npu"), right_side.to("npu"), left=left)
     assert expected.is_conj() == result.is_conj() == (not left)
     torch.testing.assert_close(result.cpu(), expected)
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_a_kernel_for_the_out_variant_serves_the_whole_op(registered_first: bool) -> None:
+    x = torch.full((3,), 2.0, device=DEVICE)
+    if not registered_first:
+        assert x.sinh().tolist() == torch.full((3,), 2.0).sinh().tolist()
+    calls = []
+
+    def answer(tensor: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        calls.append(tensor)
+        return out.fill_(42.0)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sinh.out", answer, "PrivateUse1")
+    try:
+        assert x.sinh().tolist() == [42.0] * 3
+        assert x.clone().sinh_().tolist() == [42.0] * 3
+        assert len(calls) == 2
+    finally:
+        library._destroy()
+    assert x.sinh().tolist() == torch.full((3,), 2.0).sinh().tolist()

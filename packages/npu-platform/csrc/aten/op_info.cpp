@@ -1,0 +1,98 @@
+#include "aten/op_info.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+
+namespace npu {
+namespace {
+
+// By name without overload: the out= variants of all ops of aten.
+const std::unordered_map<std::string, std::vector<c10::OperatorHandle>>& out_variants() {
+  static const auto* all = [] {
+    auto* found = new std::unordered_map<std::string, std::vector<c10::OperatorHandle>>;
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      if (name.getNamespace() != "aten" || !name.overload_name.ends_with("out")) continue;
+      (*found)[name.name].push_back(*dispatcher.findOp(name));
+    }
+    return found;
+  }();
+  return *all;
+}
+
+std::vector<c10::OperatorHandle> outs_of(const c10::OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) return {};
+  std::string name = op.operator_name().name;
+  if (name.ends_with('_')) name.pop_back();
+  const auto found = out_variants().find(name);
+  return found == out_variants().end() ? std::vector<c10::OperatorHandle>() : found->second;
+}
+
+// aten ops that take CPU tensors with dimensions beside device tensors, as on other accelerators.
+bool may_mix_devices(std::string_view name) {
+  constexpr std::string_view kNamespace = "aten::";
+  if (!name.starts_with(kNamespace)) return true;
+  name = name.substr(kNamespace.size(), name.find('.') - kNamespace.size());
+  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
+                                 "copy", "copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "_foreach_copy",
+                                 "_foreach_copy_"}) {
+    if (name == taken) return true;
+  }
+  for (std::string_view part : {"set_", "ctc_loss", "pack_padded", "pad_packed", "tensor_split"}) {
+    if (name.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+// Not hasComputedKernelForDispatchKey(): PyTorch has a fallback for meta tensors, which raises.
+bool has_shape_function(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (const DispatchKey key : {DispatchKey::Meta, DispatchKey::CompositeExplicitAutograd,
+                                DispatchKey::CompositeExplicitAutogradNonFunctional, DispatchKey::CompositeImplicitAutograd}) {
+    if (op.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
+OpInfo inspect(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  OpInfo info;
+  info.name = c10::toString(op.operator_name());
+  info.arguments = schema.arguments().size();
+  info.returns = schema.returns().size();
+  info.outs = outs_of(op);
+  info.writes = schema.is_mutable();
+  info.has_shapes = has_shape_function(op);
+  info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  info.mixes_devices = may_mix_devices(info.name);
+  info.is_written.resize(info.arguments);
+  for (size_t i = 0; i < info.arguments; ++i) {
+    const auto& argument = schema.arguments()[i];
+    info.is_written[i] = argument.alias_info() && argument.alias_info()->isWrite();
+    if (argument.type()->str().find("Generator") != std::string::npos) {
+      info.is_generator.resize(info.arguments);
+      info.is_generator[i] = true;
+    }
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "npu: ", info.name,
+                              " has no npu kernel, and no CPU kernel to fall back to. Register one with torch.library.impl(\"",
+                              info.name, "\", \"npu\").");
+  return info;
+}
+
+}  // namespace
+
+const OpInfo& info_of(const c10::OperatorHandle& op) {
+  static thread_local std::unordered_map<const c10::FunctionSchema*, OpInfo> known;
+  auto found = known.find(&op.schema());
+  if (found == known.end()) found = known.emplace(&op.schema(), inspect(op)).first;
+  return found->second;
+}
+
+bool has_own_out(const OpInfo& info) {
+  return std::any_of(info.outs.begin(), info.outs.end(),
+                     [](const auto& out) { return out.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1); });
+}
+
+}  // namespace npu
