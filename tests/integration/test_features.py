@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 # Case -> engine arguments and what the refusal must say.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "expert-parallel": ({"model": "mixture", "enable_expert_parallel": True}, "leave out --enable-expert-parallel"),
+    "expert-parallel": (
+        {"model": "mixture", "data_parallel_size": 2, "enable_expert_parallel": True},
+        "leave out --enable-expert-parallel",
+    ),
     "context-parallel": (
         {"decode_context_parallel_size": 2, "tensor_parallel_size": 4},
         "context-parallel-size at 1",
@@ -28,7 +31,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weight-offload": ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
     "quantisation": ({"quantization": "fp8"}, "no kernels for fp8"),
     "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
-    "mixture-of-experts": ({"model": "mixture"}, "Mixture-of-experts models have no npu kernels yet"),
+    "experts-lora": ({"model": "mixture", "enable_lora": True}, "leave out --enable-lora"),
 }
 REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {
     "attention-backend": ({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
@@ -99,6 +102,12 @@ def test_refused_when_the_model_is_built(name: str, base: dict[str, Any]) -> Non
 def test_the_v2_runner_is_refused(base: dict[str, Any]) -> None:
     done = run(CONFIGURE, {"v2": base}, VLLM_USE_V2_MODEL_RUNNER="1")
     assert "unset VLLM_USE_V2_MODEL_RUNNER" in done.stdout or "Model Runner V2 requires Triton" in done.stdout
+
+
+def test_experts_need_npu_ops(base: dict[str, Any], tmp_path: Path) -> None:
+    mixture = {"mixture": base | {"model": str(mixture_of_experts(tmp_path))}}
+    assert '"accepted"' in run(CONFIGURE, mixture).stdout
+    assert "pip install npu-ops" in run(CONFIGURE, mixture, VLLM_PLUGINS="npu").stdout
 
 
 def mixture_of_experts(folder: Path) -> Path:

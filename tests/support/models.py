@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 __all__ = [
     "ENCODERS",
     "MAKERS",
+    "MIXTURES",
     "VOCABULARY",
     "prompt_token_ids",
     "tiny_bert",
     "tiny_bloom",
     "tiny_gemma2",
     "tiny_gemma3",
+    "tiny_glm4_moe",
     "tiny_gpt2",
+    "tiny_gpt_oss",
     "tiny_llama",
+    "tiny_mixtral",
     "tiny_modernbert",
     "tiny_qwen3",
+    "tiny_qwen3_moe",
 ]
 
 VOCABULARY = 2048
@@ -64,6 +69,14 @@ _ENCODER_SHAPE: dict[str, Any] = {
     "cls_token_id": 1,
     "eos_token_id": 2,
     "sep_token_id": 2,
+}
+
+
+# 128 wide experts: their sum weighs about what a dense layer of 512 does.
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 128,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
 }
 
 
@@ -145,6 +158,66 @@ MAKERS: dict[str, Callable[..., Path]] = {
     "bloom": tiny_bloom,
 }
 
+
+def tiny_mixtral(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Mixtral: 2 of 8 experts by softmax."""
+    special = {"num_local_experts": 8, "intermediate_size": 192}
+    return _save(transformers.MixtralConfig(**_SHAPE | _EXPERTS | special | changes), folder, seed)
+
+
+def tiny_qwen3_moe(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3-MoE: 4 of 16 narrow experts by softmax, weights renormalised; the first layer is dense."""
+    special = {"num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True, "mlp_only_layers": [0]}
+    return _save(transformers.Qwen3MoeConfig(**_SHAPE | _EXPERTS | special | changes), folder, seed)
+
+
+def tiny_glm4_moe(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """GLM-4.5: DeepSeek-V3's experts without its attention.
+
+    Sigmoid scores, groups, a bias for the choice, a scale, a shared expert; the first layer is dense.
+    """
+    special = {
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+    }
+    return _save(transformers.Glm4MoeConfig(**_SHAPE | _EXPERTS | special | changes), folder, seed, _bias_choice)
+
+
+def tiny_gpt_oss(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """gpt-oss: experts with biases and gates between their ups, attention sinks, a window in every other layer."""
+    special = {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 128,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": _MAX_TOKENS // 4,
+        },
+        "tie_word_embeddings": False,
+    }
+    return _save(transformers.GptOssConfig(**_SHAPE | special | changes), folder, seed, _roughen_expert_biases)
+
+
+MIXTURES: dict[str, Callable[..., Path]] = {
+    "mixtral": tiny_mixtral,
+    "qwen3_moe": tiny_qwen3_moe,
+    "glm4_moe": tiny_glm4_moe,
+    "gpt_oss": tiny_gpt_oss,
+}
+
 ENCODERS: dict[str, Callable[..., Path]] = {"bert": tiny_bert, "modernbert": tiny_modernbert}
 
 
@@ -188,6 +261,19 @@ def _roughen_vectors(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
+
+
+def _bias_choice(model: Any) -> None:
+    """Give the experts' choice a bias that changes it."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+
+
+def _roughen_expert_biases(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):
+            parameter.normal_(std=0.2)
 
 
 def _calm_embeddings(model: Any, factor: float = 8.0) -> None:

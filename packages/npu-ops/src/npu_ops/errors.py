@@ -1,7 +1,8 @@
 """The errors that this distribution raises by itself (kernels raise RuntimeError through torch).
 
 NpuOpsError
- +-- ConfigError   an environment variable has a value that cannot be honoured
+ +-- ConfigError             an environment variable has a value that cannot be honoured
+ +-- UnsupportedLayerError   a layer of the model asks for what the kernels cannot do
 """
 
 from __future__ import annotations
@@ -13,3 +14,7 @@ class NpuOpsError(Exception):
 
 class ConfigError(NpuOpsError, ValueError):
     """An environment variable has a value that cannot be honoured."""
+
+
+class UnsupportedLayerError(NpuOpsError, NotImplementedError):
+    """A layer of the model asks for what the kernels cannot do."""

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 import vllm.envs as vllm_envs
 
 from npu_platform.errors import UnsupportedFeatureError
@@ -40,7 +41,7 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     if model is None:
         return
     if model.is_moe:
-        yield "Mixture-of-experts models have no npu kernels yet: serve a dense model."
+        yield from _experts(vllm_config)
     if model.is_hybrid or model.is_attention_free:
         yield "State-space and linear-attention models have no npu kernels yet: serve an attention model."
     if model.is_encoder_decoder:
@@ -49,10 +50,19 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
 
 
+def _experts(vllm_config: VllmConfig) -> Iterator[str]:
+    if not hasattr(torch.ops.npu_ops, "fused_experts"):
+        yield "Mixture-of-experts models need the kernels of npu-ops: pip install npu-ops, or serve a dense model."
+    if vllm_config.model_config.quantization is not None:
+        yield "Quantised mixture-of-experts models have no npu kernels yet: serve an unquantised one."
+    if vllm_config.lora_config is not None:
+        yield "LoRA has no npu kernels for mixture-of-experts models yet: leave out --enable-lora."
+
+
 def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
     parallel = vllm_config.parallel_config
-    if parallel.enable_expert_parallel or parallel.enable_eplb:
-        yield "Expert parallelism needs npu MoE kernels: leave out --enable-expert-parallel and --enable-eplb."
+    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+        yield "Expert parallelism over data-parallel ranks is not there on npu: leave out --enable-expert-parallel."
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         yield "Context parallelism is not there on npu: leave --decode- and --prefill-context-parallel-size at 1."
     if parallel.enable_dbo or parallel.use_ubatching:

@@ -1,0 +1,54 @@
+// Mixture of experts: the choice of experts for each token, and the chosen experts' feed-forward layers.
+#pragma once
+
+#include "dispatch/tiers.h"
+
+namespace npu_ops {
+
+enum class Scoring : int { softmax, sigmoid };
+
+struct SelectExpertsParams {
+  const void* logits;  // [tokens, experts], rows `stride` apart
+  const void* bias;    // [experts] or null: added to the scores for the choice only
+  float* weights;      // [tokens, top_k]
+  int32_t* ids;        // [tokens, top_k]
+  int64_t tokens, experts, stride, top_k;
+  int64_t groups, top_groups;  // experts come in `groups` of one size, of which the best top_groups take part; 0: no groups
+  float scale;
+  Dtype dtype, bias_dtype;
+  Scoring scoring;
+  bool renormalize;
+};
+
+enum class ExpertActivation : int { silu, gelu_erf, gelu_tanh, relu2 };
+
+struct FusedExpertsParams {
+  const void* x;             // [tokens, hidden], rows stride_x apart
+  const void* w13;           // [experts, rows of gate and up, hidden]
+  const void* w2;            // [experts, hidden, width]
+  const void* bias13;        // [experts, rows of gate and up] or null
+  const void* bias2;         // [experts, hidden] or null
+  const float* weights;      // [tokens, top_k]
+  const void* ids;           // [tokens, top_k], int32 or int64
+  const int32_t* expert_map;  // [global experts]: index of the weights here, -1: not here; or null
+  void* out;                 // [tokens, hidden] contiguous
+  void* activated;           // workspace: [tokens * top_k, width]
+  float* packed;             // workspace: packed_rows(...) * (hidden or width, rounded up to 64)
+  int32_t* lists;            // workspace: list_length(...)
+  int64_t tokens, hidden, width, experts, global_experts, top_k;
+  int64_t stride_x, stride_w13, stride_w2, expert_stride_w13, expert_stride_w2;
+  float alpha, beta, limit;  // of silu: gate = min(gate, limit), up in [-limit, limit], gate * sigmoid(alpha gate) * (up + beta)
+  Dtype dtype;
+  ExpertActivation activation;
+  bool gated, interleaved;  // gate and up rows in turn, or all gates first
+  bool weigh_input;         // the weights multiply x instead of the experts' output
+  bool ids_are_int64;
+};
+
+// Up to here an expert's rows of x are multiplied along the weight rows as stored, each read once from memory.
+constexpr int64_t kFewTokens = 12;
+
+NPU_KERNEL(select_experts, SelectExpertsParams)
+NPU_KERNEL(fused_experts, FusedExpertsParams)
+
+}  // namespace npu_ops

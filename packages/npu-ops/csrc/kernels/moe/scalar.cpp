@@ -1,0 +1,2 @@
+#include "kernels/moe/fused_experts.inc"
+#include "kernels/moe/select_experts.inc"
