@@ -102,8 +102,9 @@ def test_on_each_device(device, dtype):
     Batch(*MIXED, dtype=dtype).compare(options(sinks=torch.randn(4)), device=device)
 
 
-def test_long_sequences_are_split_and_merged(isa):
-    Batch([1, 1], [5000, 260], (2, 1), 32).compare(options(sinks=torch.randn(2)))
+@pytest.mark.parametrize("heads", [2, 40])  # few rows, and enough for packed blocks
+def test_long_sequences_are_split_and_merged(isa, heads):
+    Batch([1, 1], [5000, 260], (heads, 1), 32).compare(options(sinks=torch.randn(heads)))
 
 
 def test_padding_rows_are_left_alone(isa):

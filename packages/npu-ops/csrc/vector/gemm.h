@@ -48,9 +48,19 @@ NPU_INLINE void panel_tail(int64_t m, float* c, int64_t ldc, const float* a, int
   }
 }
 
-inline void panel_product(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t k, bool add) {
+struct Nothing {
+  NPU_INLINE void operator()() const {}
+};
+
+// `between` is called after each kRows rows.
+template <class Between = Nothing>
+inline void panel_product(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t k, bool add,
+                          const Between& between = {}) {
   int64_t i = 0;
-  for (; i + kRows <= m; i += kRows) panel_rows<kRows>(c + i * ldc, ldc, a + i * lda, lda, b, k, add);
+  for (; i + kRows <= m; i += kRows) {
+    panel_rows<kRows>(c + i * ldc, ldc, a + i * lda, lda, b, k, add);
+    between();
+  }
   panel_tail<kRows - 1>(m - i, c + i * ldc, ldc, a + i * lda, lda, b, k, add);
 }
 
@@ -65,7 +75,21 @@ NPU_INLINE void pack_panel_transposed(float* panel, const Row& row, int64_t n, i
     }
     const T* p[W];
     for (int64_t i = 0; i < W; ++i) p[i] = row(lesser(n0 + i, n - 1));
-    for (int64_t j = 0; j < k; j += W) {
+    int64_t j = 0;
+    if constexpr (__is_same(T, bf16)) {  // two values share a lane until they are where they belong
+      for (; j + 2 * W <= k && n0 + W <= n; j += 2 * W) {
+        F r[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) r[i] = load_raw<F>(p[i] + j);
+        transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) {
+          store(panel + (j + 2 * i) * kPanel + n0, from_bits(bits_of(r[i]) << 16));
+          store(panel + (j + 2 * i + 1) * kPanel + n0, from_bits(bits_of(r[i]) & 0xffff0000u));
+        }
+      }
+    }
+    for (; j < k; j += W) {
       const int64_t left = k - j;
       F r[W];
       if (left >= W && n0 + W <= n) {

@@ -40,6 +40,10 @@ NPU_INLINE U bits_of(F x) { return (U)x; }
 NPU_INLINE F from_bits(U x) { return (F)x; }
 NPU_INLINE F fma(F a, F b, F c) { return a * b + c; }  // contracted where the tier has FMA
 
+NPU_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+NPU_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+NPU_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 template <class V, class T>
 NPU_INLINE V load_raw(const T* p) {
   V v;
@@ -89,15 +93,18 @@ NPU_INLINE F load(const bf16* p) { return widen_bf16(load_raw<U16>(p)); }
 NPU_INLINE F load(const fp16* p) { return widen_fp16(load_raw<U16>(p)); }
 
 // ---- conversions from float, to nearest even ----
+// The upper half of each lane is x as bf16. A NaN stays one unless its lower half carries into the rest: those that come from
+// 16-bit numbers or from arithmetic have an empty lower half.
+NPU_INLINE U rounded_bf16(F x) {
+  const U u = bits_of(x);
+  return u + 0x7fffu + ((u >> 16) & 1u);
+}
+
 NPU_INLINE U16 narrow_bf16(F x) {
 #if defined(__AVX512BF16__)
   return (U16)_mm512_cvtneps_pbh((__m512)x);
 #else
-  U u = bits_of(x);
-  U rounded = u + 0x7fffu + ((u >> 16) & 1u);
-  U nan = (U)(x != x);
-  U r = ((nan & 0x7fc00000u) | (~nan & rounded)) >> 16;
-  return narrow(r);
+  return narrow(rounded_bf16(x) >> 16);
 #endif
 }
 
@@ -164,9 +171,48 @@ NPU_INLINE void for_vectors(int64_t n, const Fn& fn) {
   if (i < n) fn(i, n - i);
 }
 
+// ---- 2 W elements in an order of the type's own: what is done to each element alone is cheaper so ----
+struct Pair {
+  F a, b;
+};
+
+template <class T>
+NPU_INLINE Pair load_pair(const T* p) {
+  return {load(p), load(p + W)};
+}
+// Two bf16 share a lane: the even ones, and the odd ones.
+NPU_INLINE Pair load_pair(const bf16* p) {
+  const U u = load_raw<U>(p);
+  return {from_bits(u << 16), from_bits(u & 0xffff0000u)};
+}
+
+template <class T>
+NPU_INLINE void store_pair(T* p, Pair x) {
+  store(p, x.a);
+  store(p + W, x.b);
+}
+NPU_INLINE void store_pair(bf16* p, Pair x) {
+#if defined(__AVX512BF16__)
+  const U u = (U)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)(rounded_bf16(x.a) >> 16), (__m512i)rounded_bf16(x.b));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const U u = (U)_mm256_blend_epi16((__m256i)(rounded_bf16(x.a) >> 16), (__m256i)rounded_bf16(x.b), 0xaa);
+#else
+  const U u = (rounded_bf16(x.a) >> 16) | (rounded_bf16(x.b) & 0xffff0000u);
+#endif
+  memcpy(p, &u, sizeof u);
+}
+
+// pairs(i) for i = 0, 2 W, ... as long as 2 W elements are left below n, then rest(i, count) for the vectors of the rest.
+template <class Pairs, class Rest>
+NPU_INLINE void for_pairs(int64_t n, const Pairs& pairs, const Rest& rest) {
+  int64_t i = 0;
+  for (; i + 2 * W <= n; i += 2 * W) pairs(i);
+  for (; i < n; i += W) rest(i, lesser(W, n - i));
+}
+
 // Value of x after a round trip through T.
 NPU_INLINE F rounded_to(F x, float*) { return x; }
-NPU_INLINE F rounded_to(F x, bf16*) { return widen_bf16(narrow_bf16(x)); }
+NPU_INLINE F rounded_to(F x, bf16*) { return from_bits(rounded_bf16(x) & 0xffff0000u); }
 NPU_INLINE F rounded_to(F x, fp16*) { return widen_fp16(narrow_fp16(x)); }
 
 // ---- scalars, through the same conversions ----
@@ -209,32 +255,71 @@ NPU_INLINE float sum(F x) {
 #endif
 }
 NPU_INLINE float highest(F x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+#else
   float m = x[0];
   for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
   return m;
+#endif
 }
 
-// e^x, relative error below 3e-7; 0 below -87.3, infinity above 88.7, NaN stays.
-// Cody-Waite reduction by ln 2 and a polynomial of degree 6 (Cephes expf coefficients).
+// 2^n as a float for the integer n = round(y), by adding to y what moves n + 127 into its lowest bits.
+// It is 0 for n = -127 and infinity for n = 128: y must lie between them or be NaN.
+NPU_INLINE F power_of_two(F y, F& n) {
+  const F shift = set1(12582912.f + 127.f);  // 1.5 * 2^23 + 127
+  const F moved = y + shift;
+  n = moved - shift;
+  return from_bits(bits_of(moved) << 23);
+}
+
+// Where a bound and NaN meet, vmax and vmin give their second argument.
+NPU_INLINE F clamped(F x, float low, float high) { return vmin(set1(high), vmax(set1(low), x)); }
+
+// e^x, relative error below 2e-7; 0 below -87.7, infinity above 88.4, NaN stays.
+// Cody-Waite reduction by ln 2 and a minimax polynomial of degree 5 in the rest.
 NPU_INLINE F vexp(F x) {
-  F clamped = vmin(vmax(x, set1(-87.5f)), set1(88.8f));
-  F shift = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
-  F nf = fma(clamped, set1(1.44269504088896341f), shift);
-  I n = (I)bits_of(nf) - (I)bits_of(shift);
-  nf -= shift;
-  F r = fma(nf, set1(-0.693359375f), clamped);
-  r = fma(nf, set1(2.12194440e-4f), r);
-  F p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
+  x = clamped(x, -88.f, 88.72f);
+  F n;
+  const F power = power_of_two(x * set1(1.44269504088896341f), n);
+  F r = fma(n, set1(-0.693359375f), x);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F p = set1(8.312049321830273e-3f);
+  p = fma(p, r, set1(4.189449921250343e-2f));
+  p = fma(p, r, set1(1.6667133569717407e-1f));
+  p = fma(p, r, set1(4.999920129776001e-1f));
   p = fma(p, r * r, r + set1(1.f));
-  I half = n >> 1;  // two factors: 2^n itself may overflow
-  F y = p * (F)((half + 127) << 23) * (F)((n - half + 127) << 23);
-  y = from_bits(bits_of(y) & (U)(x > set1(-87.33f) || x != x));
-  return from_bits((bits_of(y) & (U)(x == x)) | (bits_of(x) & (U)(x != x)));
+  return p * power;
+}
+
+// 2^f for f in [-0.5, 0.5]
+NPU_INLINE F exp2_of_fraction(F f) {
+  F p = set1(1.3263358268886805e-3f);
+  p = fma(p, f, set1(9.67258121818304e-3f));
+  p = fma(p, f, set1(5.5507466197013855e-2f));
+  p = fma(p, f, set1(2.402222603559494e-1f));
+  p = fma(p, f, set1(6.931469440460205e-1f));
+  return fma(p, f, set1(1.f));
+}
+
+// vexp2 for y <= 0
+NPU_INLINE F vexp2_of_negative(F y) {
+  y = vmax(set1(-127.f), y);
+  F n;
+  const F power = power_of_two(y, n);
+  return exp2_of_fraction(y - n) * power;
+}
+
+// 2^y, relative error below 2e-7; 0 below -127, infinity above 127.5, NaN stays. Minimax polynomial of degree 5.
+NPU_INLINE F vexp2(F y) {
+  y = clamped(y, -127.f, 128.f);
+  F n;
+  const F power = power_of_two(y, n);
+  return exp2_of_fraction(y - n) * power;
 }
 
 NPU_INLINE F vtanh(F x) { return set1(1.f) - set1(2.f) / (vexp(x + x) + set1(1.f)); }
@@ -279,6 +364,25 @@ NPU_INLINE void exchange_rows(F (&r)[W]) {
 }
 // r[i][j] <-> r[j][i]
 NPU_INLINE void transpose(F (&r)[W]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // unpacking is one instruction where an exchange of lanes takes two
+  const auto low4 = [](F a, F b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); };
+  const auto high4 = [](F a, F b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); };
+  const auto low8 = [](F a, F b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13); };
+  const auto high8 = [](F a, F b) { return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15); };
+  F t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 4) {
+    const F a = low4(r[i], r[i + 1]), b = high4(r[i], r[i + 1]), c = low4(r[i + 2], r[i + 3]), d = high4(r[i + 2], r[i + 3]);
+    t[i] = low8(a, c), t[i + 1] = high8(a, c), t[i + 2] = low8(b, d), t[i + 3] = high8(b, d);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = __builtin_shufflevector(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    r[i + 4] = __builtin_shufflevector(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  return;
+#endif
   exchange_rows<1>(r);
   exchange_rows<2>(r);
   exchange_rows<4>(r);
@@ -305,9 +409,15 @@ NPU_INLINE void interleave_lanes(F& a, F& b, Lanes<J...>) {
 NPU_INLINE void deinterleave(F& a, F& b) { deinterleave_lanes(a, b, AllLanes{}); }
 NPU_INLINE void interleave(F& a, F& b) { interleave_lanes(a, b, AllLanes{}); }
 
-NPU_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-NPU_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
-NPU_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// 2 W elements of another type in the order of T's pairs.
+template <class C, class T>
+NPU_INLINE Pair load_pair_like(const C* p, T*) {
+  if constexpr (__is_same(C, T) || !(__is_same(C, bf16) || __is_same(T, bf16))) return load_pair(p);
+  F a = load(p), b = load(p + W);
+  if constexpr (__is_same(T, bf16)) deinterleave(a, b);
+  return {a, b};
+}
+
 
 }  // namespace
 }  // namespace npu_ops

@@ -1,0 +1,305 @@
+"""One contestant of the kernel benchmark, run by its own interpreter: ``python -m tests.benchmarks.kernel_contestant npu|peer``.
+
+Reads ``case seconds`` a line and answers ``RESULT`` and the best sample in seconds a call, or the reason why the
+contestant does not run the case. What a case needs is prepared once and kept until the next case comes.
+Weights and caches are rotated over several copies, so that they come from memory as in a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from tests.benchmarks.kernel_cases import CASES, VOCABULARY
+
+Call = Callable[[], object]
+COLD = 256 << 20  # bytes of copies that no cache holds
+BLOCK = 128
+MIN_SAMPLE = 5e-4  # seconds
+# With one thread its own time, which a busy machine does not lengthen.
+clock = time.thread_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
+
+
+def main(who: str) -> None:
+    """Answer until the parent hangs up."""
+    torch.manual_seed(0)
+    contestant = {"npu": Npu, "peer": Peer}[who]()
+    cases = {case.name: case for case in CASES}
+    current, calls = "", []
+    for line in sys.stdin:
+        name, seconds = line.split()
+        if name != current:
+            current, calls = name, []
+            try:
+                calls = getattr(contestant, cases[name].kernel)(**cases[name].numbers)
+                for call in calls[:2]:
+                    call()
+            except (AttributeError, RuntimeError, NotImplementedError, ValueError) as error:
+                reply(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                current = ""
+                continue
+        reply(best_sample(calls, float(seconds)))
+
+
+def reply(answer: float | str) -> None:
+    """Tell the parent."""
+    print("RESULT " + json.dumps(answer), flush=True)
+
+
+def best_sample(calls: list[Call], seconds: float) -> float:
+    """Return the least seconds a call of some samples, at least three, each of enough calls for the clock."""
+    turn = cycle(calls)
+    began = clock()
+    next(turn)()
+    many = max(1, int(MIN_SAMPLE / max(1e-7, clock() - began)))
+    samples: list[float] = []
+    until = clock() + seconds
+    while len(samples) < 3 or clock() < until:
+        began = clock()
+        for _ in range(many):
+            next(turn)()
+        samples.append((clock() - began) / many)
+        if len(samples) >= 2 and samples[-1] > 20 * seconds:
+            break
+    return min(samples)
+
+
+def copies(bytes_each: int, most: int = 64) -> int:
+    """Return how many copies of something no cache holds."""
+    return max(1, min(most, -(-COLD // bytes_each)))
+
+
+class Contestant:
+    """The tensors of every case; subclasses say where they live and which kernel reads them."""
+
+    device = "cpu"
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Small random numbers on the contestant's device."""
+        return (torch.randn(*shape) * 0.05).to(dtype).to(self.device)
+
+    def tensor(self, values: object, dtype: torch.dtype) -> Tensor:
+        """A tensor of `values` on the contestant's device."""
+        return torch.as_tensor(values, dtype=dtype).to(self.device)
+
+    def batch(self, batch: int, queries: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Block table (blocks in random order), query_start_loc and seq_lens."""
+        blocks = -(-context // BLOCK)
+        table = torch.randperm(batch * blocks).view(batch, blocks)
+        starts = torch.arange(batch + 1) * queries
+        lengths = torch.full((batch,), context)
+        return tuple(self.tensor(x, torch.int32) for x in (table, starts, lengths))  # type: ignore[return-value]
+
+
+class Npu(Contestant):
+    """npu-ops on npu tensors, as vLLM calls it."""
+
+    device = "npu"
+
+    def __init__(self) -> None:
+        """Load the kernels."""
+        import npu_ops  # noqa: F401
+
+        self.ops = torch.ops.npu_ops
+
+    def linear(self, m: int, n: int, k: int) -> list[Call]:
+        """Weights as the checkpoint stores them."""
+        x = self.random(m, k)
+        one = self.random(n, k)
+        weights = [one, *(one.clone() for _ in range(copies(2 * n * k) - 1))]
+        return [lambda w=w: self.ops.linear(x, w, None) for w in weights]
+
+    def decode(
+        self, heads: int, kv_heads: int, size: int, batch: int, queries: int, context: int, cache: str
+    ) -> list[Call]:
+        """Blocks of keys and values side by side."""
+        if cache != "auto":
+            msg = f"no {cache} cache"
+            raise NotImplementedError(msg)
+        table, starts, lengths = self.batch(batch, queries, context)
+        query = self.random(batch * queries, heads, size)
+        output = torch.empty_like(query)
+        one = self.random(table.numel(), kv_heads, BLOCK, 2 * size)
+        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+        options = (size**-0.5, True, -1, -1, 0.0, None, None)
+
+        def call(kv: Tensor) -> None:
+            self.ops.paged_attention(output, query, kv[..., :size], kv[..., size:], table, starts, lengths, *options)
+
+        return [lambda kv=kv: call(kv) for kv in caches]
+
+    prefill = decode
+
+    def rms_norm(self, width: int, rows: int) -> list[Call]:
+        """Norm of each row."""
+        x, weight = self.random(rows, width), self.random(width)
+        return [lambda: self.ops.rms_norm(x, weight, 1e-6)]
+
+    def fused_add_rms_norm(self, width: int, rows: int) -> list[Call]:
+        """Norm of the sum, in place."""
+        x, residual, weight = self.random(rows, width), self.random(rows, width), self.random(width)
+        return [lambda: self.ops.fused_add_rms_norm(x, residual, weight, 1e-6)]
+
+    def silu_and_mul(self, width: int, rows: int) -> list[Call]:
+        """SwiGLU."""
+        x = self.random(rows, 2 * width)
+        return [lambda: self.ops.silu_and_mul(x)]
+
+    def gelu_tanh_and_mul(self, width: int, rows: int) -> list[Call]:
+        """GeGLU."""
+        x = self.random(rows, 2 * width)
+        return [lambda: self.ops.gelu_and_mul(x, True)]
+
+    def rotary(self, heads: int, kv_heads: int, size: int, rows: int) -> list[Call]:
+        """Neox style on queries and keys."""
+        q, k = self.random(rows, heads * size), self.random(rows, kv_heads * size)
+        positions, angles = self.tensor(torch.arange(rows), torch.int64), self.random(8192, size)
+        return [lambda: self.ops.rotary_embedding(positions, q, k, size, angles, True)]
+
+    def cache_write(self, kv_heads: int, size: int, rows: int) -> list[Call]:
+        """One slot a token."""
+        k, v = self.random(rows, kv_heads, size), self.random(rows, kv_heads, size)
+        kv = self.random(64, kv_heads, BLOCK, 2 * size)
+        slots = self.tensor(torch.arange(rows) + 5, torch.int64)
+        return [lambda: self.ops.reshape_and_cache(k, v, kv[..., :size], kv[..., size:], slots)]
+
+    def argmax(self, batch: int) -> list[Call]:
+        """Greedy."""
+        logits = self.random(batch, VOCABULARY, dtype=torch.float32)
+        return [lambda: self.ops.argmax(logits)]
+
+    def top_k(self, batch: int, k: int | None = 50, p: float | None = None) -> list[Call]:
+        """The mask, on a fresh copy of the logits."""
+        logits = self.random(batch, VOCABULARY, dtype=torch.float32) * 40
+        ks = None if k is None else self.tensor([k] * batch, torch.int32)
+        ps = None if p is None else self.tensor([p] * batch, torch.float32)
+        return [lambda: self.ops.top_k_top_p(logits.clone(), ks, ps)]
+
+    def top_p(self, batch: int) -> list[Call]:
+        """Nucleus alone."""
+        return self.top_k(batch, None, 0.9)
+
+    def top_k_top_p(self, batch: int) -> list[Call]:
+        """Both."""
+        return self.top_k(batch, 50, 0.9)
+
+
+class Peer(Contestant):
+    """vLLM's CPU kernels, chosen as vLLM chooses them."""
+
+    def __init__(self) -> None:
+        """Load the library of this machine's instruction set."""
+        from vllm.platforms import current_platform
+
+        current_platform.import_kernels()
+        self.ops = torch.ops._C
+        self.isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
+
+    def linear(self, m: int, n: int, k: int) -> list[Call]:
+        """Weights packed as vLLM packs them after loading."""
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        x, layers = self.random(m, k), []
+        for _ in range(copies(2 * n * k)):
+            layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16)
+            layer.weight.requires_grad_(False)
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+            layers.append(layer)
+        return [lambda layer=layer: layer.cpu_linear(x, layer.weight, None) for layer in layers]
+
+    def decode(
+        self, heads: int, kv_heads: int, size: int, batch: int, queries: int, context: int, cache: str
+    ) -> list[Call]:
+        """The plan of a step is made outside, as layers share it."""
+        if cache != "auto":
+            from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+            _get_attn_isa(torch.bfloat16, BLOCK, size, cache)
+            msg = f"no {cache} cache on this machine"
+            raise NotImplementedError(msg)
+        table, starts, lengths = self.batch(batch, queries, context)
+        query = self.random(batch * queries, heads, size)
+        output = torch.empty_like(query)
+        plan = self.ops.get_scheduler_metadata(
+            batch, heads, kv_heads, size, lengths, torch.bfloat16, starts, True, -1, self.isa, True, None, "auto"
+        )
+        one = self.random(table.numel(), kv_heads, 2 * BLOCK, size)
+        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+
+        def call(keys: Tensor, values: Tensor) -> None:
+            self.ops.cpu_attention_with_kv_cache(
+                query, keys, values, output, starts, lengths, size**-0.5, True, None, -1, table, 0.0, plan, None, None,
+                1.0, 1.0, "auto",
+            )  # fmt: skip
+
+        return [lambda kv=kv: call(*kv.chunk(2, dim=2)) for kv in caches]
+
+    prefill = decode
+
+    def rms_norm(self, width: int, rows: int) -> list[Call]:
+        """Norm of each row."""
+        x, weight = self.random(rows, width), self.random(width)
+        return [lambda: self.ops.rms_norm(torch.empty_like(x), x, weight, 1e-6)]
+
+    def fused_add_rms_norm(self, width: int, rows: int) -> list[Call]:
+        """Norm of the sum, in place."""
+        x, residual, weight = self.random(rows, width), self.random(rows, width), self.random(width)
+        return [lambda: self.ops.fused_add_rms_norm(x, residual, weight, 1e-6)]
+
+    def silu_and_mul(self, width: int, rows: int) -> list[Call]:
+        """SwiGLU."""
+        x = self.random(rows, 2 * width)
+        return [lambda: self.ops.silu_and_mul(x.new_empty(rows, width), x)]
+
+    def gelu_tanh_and_mul(self, width: int, rows: int) -> list[Call]:
+        """GeGLU."""
+        x = self.random(rows, 2 * width)
+        return [lambda: self.ops.gelu_tanh_and_mul(x.new_empty(rows, width), x)]
+
+    def rotary(self, heads: int, kv_heads: int, size: int, rows: int) -> list[Call]:
+        """Neox style on queries and keys."""
+        q, k = self.random(rows, heads * size), self.random(rows, kv_heads * size)
+        positions, angles = self.tensor(torch.arange(rows), torch.int64), self.random(8192, size)
+        return [lambda: self.ops.rotary_embedding(positions, q, k, size, angles, True)]
+
+    def cache_write(self, kv_heads: int, size: int, rows: int) -> list[Call]:
+        """One slot a token."""
+        k, v = self.random(rows, kv_heads, size), self.random(rows, kv_heads, size)
+        keys, values = self.random(64, kv_heads, 2 * BLOCK, size).chunk(2, dim=2)
+        slots = self.tensor(torch.arange(rows) + 5, torch.int64)
+        return [lambda: self.ops.cpu_attn_reshape_and_cache(k, v, keys, values, slots, self.isa)]
+
+    def argmax(self, batch: int) -> list[Call]:
+        """Greedy."""
+        logits = self.random(batch, VOCABULARY, dtype=torch.float32)
+        if batch == 1:  # as vLLM's sampler does
+            return [lambda: logits.argmax(dim=-1)]
+        return [lambda: self.ops.greedy_argmax(logits)]
+
+    def top_k(self, batch: int, k: int | None = 50, p: float | None = None) -> list[Call]:
+        """The mask, on a fresh copy of the logits."""
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+        logits = self.random(batch, VOCABULARY, dtype=torch.float32) * 40
+        ks = None if k is None else self.tensor([k] * batch, torch.int64)
+        ps = None if p is None else self.tensor([p] * batch, torch.float32)
+        return [lambda: apply_top_k_top_p_pytorch(logits.clone(), ks, ps, True)]
+
+    def top_p(self, batch: int) -> list[Call]:
+        """Nucleus alone."""
+        return self.top_k(batch, None, 0.9)
+
+    def top_k_top_p(self, batch: int) -> list[Call]:
+        """Both."""
+        return self.top_k(batch, 50, 0.9)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
