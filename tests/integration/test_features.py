@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-setting": ({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
     "compilation": ({"compilation_config": {"mode": 3}}, "leave out the mode"),
     "weight-offload": ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
-    "quantisation": ({"quantization": "fp8"}, "no kernels for fp8"),
+    "quantisation": ({"quantization": "modelopt_fp4"}, "no kernels for modelopt_fp4"),
     "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
     "experts-lora": ({"model": "mixture", "enable_lora": True}, "leave out --enable-lora"),
 }

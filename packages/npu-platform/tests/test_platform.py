@@ -60,9 +60,9 @@ RIGHT_BY_DEFAULT = {
     "set_additional_forward_context": "no per-step data of our own",
     "stateless_init_device_torch_dist_pg": "elastic EP is refused",
     "support_deep_gemm": "a CUDA library",
-    "fp8_dtype": "quantisation is refused",
+    "fp8_dtype": "e4m3, as everywhere but on one vendor's chips",
     "is_fp8_fnuz": "the same",
-    "supports_fp8": "the same",
+    "supports_fp8": "False: kernels are asked for by vLLM's registry",
     "supports_mx": "the same",
     "to_int": "a helper of DeviceCapability",
     "update_block_size_for_backend": "any block size will do",
@@ -138,6 +138,13 @@ def test_dtypes_without_kernels_are_refused() -> None:
         NPUPlatform.check_if_supports_dtype(torch.float64)
 
 
-def test_quantisation_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="no kernels for awq"):
-        NPUPlatform.verify_quantization("awq")
+def test_quantisation_needs_a_registered_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.kernels import linear
+
+    monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.OOT, [])
+    with pytest.raises(UnsupportedFeatureError, match="no kernels for auto_awq checkpoints: install npu-ops"):
+        NPUPlatform.verify_quantization("auto_awq")
+    linear.register_linear_kernel(linear.CPUWNA16LinearKernel, PlatformEnum.OOT)
+    NPUPlatform.verify_quantization("auto_awq")
+    with pytest.raises(UnsupportedFeatureError, match="no kernels for modelopt_fp4 checkpoints: quantise with one of"):
+        NPUPlatform.verify_quantization("modelopt_fp4")

@@ -158,9 +158,10 @@ class NPUPlatform(Platform):
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
-        """Raise UnsupportedFeatureError: no quantised kernel exists yet."""
-        msg = f"the npu device has no kernels for {quant} checkpoints yet: serve an unquantised bf16 or fp16 one."
-        raise UnsupportedFeatureError(msg)
+        """Raise UnsupportedFeatureError where no kernel is registered for the method's layers."""
+        from npu_platform.quantization import refuse_without_kernels
+
+        refuse_without_kernels(quant)
 
     # --- attention --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,63 @@
+#include "kernels/weight_only_linear/weight_only_linear.h"
+
+#include "bindings/launch.h"
+#include "bindings/register.h"
+
+namespace npu_ops {
+namespace {
+
+Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> zeros, std::optional<Tensor> order,
+                          std::optional<Tensor> bias, int64_t out_features, int64_t group_size) {
+  Rows rows = rows_of(x);
+  if (rows.outer > 1) rows = rows_of(torch::stable::contiguous(x));
+  const int64_t n = out_features, k = rows.width, panels = (n + 31) / 32;
+  NPU_CHECK(weight.dim() == 3 && weight.size(0) == panels && weight.size(1) == (k + 3) / 4 && (weight.size(2) == 64 || weight.size(2) == 128) &&
+                weight.scalar_type() == ScalarType::Byte && weight.is_contiguous(),
+            "weight_only_linear: weight must be contiguous uint8 [", panels, ", ", (k + 3) / 4,
+            ", 64 or 128] for x of ", k, " elements; pack it with npu_ops.panels.");
+  NPU_CHECK(group_size >= 4 && (128 % group_size == 0 || group_size % 128 == 0 || group_size >= k),
+            "weight_only_linear: group_size must divide 128, be a multiple of 128, or at least ", k, ", got ", group_size, ".");
+  const int64_t groups = (k + group_size - 1) / group_size;
+  const auto grouped = [&](const Tensor& t) {
+    return t.dim() == 3 && t.size(0) == panels && t.size(1) == groups && t.size(2) == 32 && t.is_contiguous();
+  };
+  NPU_CHECK(grouped(scales), "weight_only_linear: scales must be contiguous [", panels, ", ", groups, ", 32].");
+  if (zeros)
+    NPU_CHECK(grouped(*zeros) && zeros->scalar_type() == ScalarType::Char, "weight_only_linear: zeros must be contiguous int8 [", panels, ", ",
+              groups, ", 32].");
+  if (order)
+    NPU_CHECK(order->dim() == 1 && order->size(0) == k && is_int32(*order) && order->is_contiguous(),
+              "weight_only_linear: order must be contiguous int32 [", k, "].");
+  if (bias) {
+    NPU_CHECK(bias->dim() == 1 && bias->size(0) == n && bias->is_contiguous(), "weight_only_linear: bias must be contiguous [", n, "].");
+    check_same_dtype(x, *bias, "bias");
+  }
+  check_same_device(x, weight, "weight");
+  check_same_device(x, scales, "scales");
+  std::vector<int64_t> sizes = sizes_of(x);
+  sizes.back() = n;
+  Tensor out = empty(sizes, x);
+  const WeightOnlyLinearParams params{rows.tensor.data_ptr(),
+                                      static_cast<const uint8_t*>(weight.data_ptr()),
+                                      scales.data_ptr(),
+                                      zeros ? static_cast<const int8_t*>(zeros->data_ptr()) : nullptr,
+                                      order ? static_cast<const int32_t*>(order->data_ptr()) : nullptr,
+                                      bias ? bias->data_ptr() : nullptr,
+                                      out.data_ptr(),
+                                      rows.inner,
+                                      n,
+                                      k,
+                                      rows.stride_inner,
+                                      group_size,
+                                      weight.size(2) == 64 ? 4 : 8,
+                                      dtype_of(x, "x"),
+                                      dtype_of(scales, "scales")};
+  launch<weight_only_linear_tiers>(x, "npu_ops::weight_only_linear", params);
+  return out;
+}
+
+}  // namespace
+
+NPU_OPS(m) { m.impl("weight_only_linear", TORCH_BOX(&weight_only_linear)); }
+
+}  // namespace npu_ops

@@ -1,0 +1,36 @@
+// y = x w^T + bias with weights and x of 8 bits, and how x becomes 8 bits. Weights in the panels of vector/panels.h.
+#pragma once
+
+#include "dispatch/tiers.h"
+
+namespace npu_ops {
+
+// Sums are exact in 32 bits and scaled at the end: y = (sum - x_zero * w_sum) * x_scale * w_scale + bias.
+struct Int8LinearParams {
+  const int8_t* x;         // [m, k], rows ldx elements apart
+  const float* x_scale;    // [m], or [1] when x_scale_step is 0
+  const int32_t* x_zero;   // like x_scale, or null
+  const uint8_t* w;        // [panels, ceil(k / 4), 128 bytes]
+  const float* w_scale;    // [panels * 32]
+  const int32_t* w_sum;    // [panels * 32]: sums of the weights along k; read with x_zero only
+  const void* bias;        // [n] or null
+  void* out;               // [m, n] contiguous
+  int64_t m, n, k, ldx, x_scale_step;
+  Dtype dtype;
+};
+
+// x to 8 bits: q = clamp(round(x / scale) + zero).
+struct Int8QuantParams {
+  const void* x;        // [m, k], rows ldx elements apart
+  int8_t* out;          // [m, k] contiguous
+  float* scale;         // dynamic: written, [m]; static: read, [1]
+  int32_t* zero;        // like scale; null: symmetric
+  int64_t m, k, ldx;
+  bool is_static;
+  Dtype dtype;
+};
+
+NPU_KERNEL(int8_linear, Int8LinearParams)
+NPU_KERNEL(int8_quant, Int8QuantParams)
+
+}  // namespace npu_ops

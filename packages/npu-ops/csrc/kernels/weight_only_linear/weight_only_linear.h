@@ -1,0 +1,24 @@
+// y = x w^T + bias with integer weights of 4 or 8 bits, in the panels of vector/panels.h, and x in floating point.
+#pragma once
+
+#include "dispatch/tiers.h"
+
+namespace npu_ops {
+
+struct WeightOnlyLinearParams {
+  const void* x;         // [m, k], rows ldx elements apart
+  const uint8_t* w;      // [panels, ceil(k / 4), 64 or 128 bytes]
+  const void* scales;    // [panels, groups, 32]
+  const int8_t* zeros;   // [panels, groups, 32]; null: symmetric (8 for 4 bits, 0 for 8)
+  const int32_t* order;  // [k]: the element of x that the weights' i-th meets; null: as they come
+  const void* bias;      // [n] or null
+  void* out;             // [m, n] contiguous
+  int64_t m, n, k, ldx;
+  int64_t group;  // elements of k that share a scale: a divisor of 128, a multiple of 128, or at least k
+  int bits;
+  Dtype dtype, scale_dtype;
+};
+
+NPU_KERNEL(weight_only_linear, WeightOnlyLinearParams)
+
+}  // namespace npu_ops

@@ -1,0 +1,50 @@
+"""y = x w^T + b with weights of 4 or 8 bits, scaled in groups, and x as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from npu_ops.op import define
+from npu_ops.panels import dequantize
+
+
+def _shape(
+    x: Tensor, _weight: Tensor, _s: Tensor, _z: Tensor | None, _o: Tensor | None, _b: Tensor | None, n: int, _g: int
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], n)
+
+
+@define(
+    "weight_only_linear(Tensor x, Tensor weight, Tensor scales, Tensor? zeros, Tensor? order, Tensor? bias, "
+    "int out_features, int group_size) -> Tensor",
+    _shape,
+)
+def weight_only_linear(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    order: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    group_size: int,
+) -> Tensor:
+    """x: [..., K] bfloat16, float16 or float32; returns [..., out_features] of that dtype.
+
+    weight: `panels.pack`, uint8 [panels, ceil(K / 4), 64 (4 bits) or 128 (8 bits)].
+    scales: `panels.pack_groups`, floating point [panels, groups, 32]; zeros: the same shape in int8, or None: 8 for
+    4 bits, 0 for 8.
+    order: int32 [K], the element of x that the weights' i-th meets, or None; groups are those of the weights' order.
+    bias: [out_features] of x's dtype, or None.
+    group_size: elements of K that share a scale: 4 to 128 dividing 128, a multiple of 128, or at least K.
+
+    The native kernels take each block of x (a group, at most 128 elements) as 16-bit integers of one power of two, so
+    that elements below 2^-8 of the block's largest lose bits that their share of the result has no room for (float32:
+    31 bits). A block with an infinity or NaN makes its row NaN.
+    """
+    k = x.shape[-1]
+    w = dequantize(weight, scales, zeros, out_features, k, group_size)
+    if order is not None:
+        x = x[..., order.long()]
+    y = x.float() @ w.t()
+    return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -1,0 +1,122 @@
+"""Gives vLLM's layers with 8-bit floating weights (fp8, compressed-tensors, online) their kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.kernels.linear import (
+    _POSSIBLE_FP8_BLOCK_KERNELS,
+    _POSSIBLE_WFP8A16_KERNELS,
+    FP8ScaledMMLinearKernel,
+    FP8ScaledMMLinearLayerConfig,
+    register_linear_kernel,
+)
+from vllm.model_executor.utils import replace_parameter
+from vllm.platforms import PlatformEnum
+
+ops = torch.ops.npu_ops
+
+
+class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
+    """`npu_ops::fp8_linear` on the weights' rows as stored; activations are rounded where the scheme says so.
+
+    A dynamic scale of the whole batch becomes one by token, so that no request depends on its neighbours.
+    """
+
+    rounds_inputs = True
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Everywhere: capabilities are CUDA's."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
+        """Scales of the tensor, of channels, or of blocks that are multiples of 32 both ways."""
+        group = c.weight_quant_key.scale.group_shape
+        if c.weight_quant_key.dtype != torch.float8_e4m3fn:
+            return False, f"weights of {c.weight_quant_key.dtype}: there are kernels for float8_e4m3fn"
+        if group.row > 1 and group.col > 0 and (group.row % 32 or group.col % 32):
+            return False, f"blocks of {group.row} x {group.col}: both must be multiples of 32"
+        if c.out_dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return False, f"results in {c.out_dtype}: there are kernels for bfloat16, float16 and float32"
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Bring the weights back to rows, and give each scale a block of them. Raises ValueError for NaN."""
+        weight = layer.weight.data
+        shape = self.config.weight_quant_key.scale.group_shape
+        is_block = shape.row > 1 and shape.col > 1
+        if not is_block:
+            weight = weight.t()  # vLLM hands over [K, N]
+        n, k = weight.shape
+        if (weight.view(torch.uint8) & 127 == 127).any():
+            msg = f"{getattr(layer, 'prefix', 'a layer')} has NaN among its fp8 weights: the checkpoint is damaged."
+            raise ValueError(msg)
+        name = "weight_scale_inv" if getattr(layer, "weight_scale_inv", None) is not None else "weight_scale"
+        scale = getattr(layer, name).data.float()
+        if is_block:
+            self.block = (shape.row, shape.col)
+        elif scale.numel() == 1:
+            self.block = (n, k)
+        elif scale.numel() == n:
+            self.block = (1, k)
+        else:  # a scale for each shard
+            scale = scale.flatten().repeat_interleave(torch.tensor(layer.logical_widths, device=scale.device))
+            self.block = (1, k)
+        replace_parameter(layer, "weight", weight.contiguous())
+        replace_parameter(layer, name, scale.contiguous())
+        self.scale_name = name
+        activations = self.config.activation_quant_key.scale
+        self.group = 0
+        if self.rounds_inputs:
+            self.group = activations.group_shape.col if activations.group_shape.is_per_group() else k
+
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [..., K]; returns [..., N]."""
+        x_scale = getattr(layer, "input_scale", None) if self.group else None
+        scale = getattr(layer, self.scale_name)
+        y = ops.fp8_linear(
+            x, layer.weight, scale, None if bias is None else bias.data, x_scale, self.group, *self.block
+        )
+        return y if y.dtype == self.config.out_dtype else y.to(self.config.out_dtype)
+
+    def apply_scaled_mm(self, **_: Any) -> Tensor:
+        """Not called: apply_weights does it all."""
+        raise NotImplementedError
+
+
+class NpuFp8WeightOnlyLinearKernel(NpuFp8LinearKernel):
+    """The same with activations as they are."""
+
+    rounds_inputs = False
+
+
+def _define_missing_op() -> None:
+    """Define vLLM's own op that rounds weights to fp8, which its CPU and CUDA libraries bring and others lack."""
+    if hasattr(torch.ops._C, "static_scaled_fp8_quant"):
+        return
+    library = torch.library.Library("_C", "FRAGMENT")
+    library.define(
+        "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None) -> ()"
+    )
+
+    def quantize(result: Tensor, values: Tensor, scale: Tensor, group_shape: tuple[int, int] | None = None) -> None:
+        if scale.numel() != 1:
+            msg = f"static_scaled_fp8_quant has one scale for all values here, got {tuple(scale.shape)}."
+            raise ValueError(msg)
+        limit = torch.finfo(result.dtype).max
+        result.copy_((values.float() / scale.float()).clamp(-limit, limit))
+
+    library.impl("static_scaled_fp8_quant", quantize, "CompositeExplicitAutograd")
+    _kept.append(library)
+
+
+_kept: list[torch.library.Library] = []
+_define_missing_op()
+register_linear_kernel(NpuFp8LinearKernel, PlatformEnum.OOT, "fp8")
+# vLLM has no register function for these two tables
+_POSSIBLE_FP8_BLOCK_KERNELS.setdefault(PlatformEnum.OOT, []).append(NpuFp8LinearKernel)
+_POSSIBLE_WFP8A16_KERNELS.setdefault(PlatformEnum.OOT, []).append(NpuFp8WeightOnlyLinearKernel)

@@ -1,0 +1,161 @@
+"""Makes GPTQ checkpoints choose among the registered kernels, with activation order and zero points too.
+
+vLLM's own configuration asks for Marlin, and refuses both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
+from vllm.model_executor.parameter import (
+    ChannelQuantScaleParameter,
+    GroupQuantScaleParameter,
+    PackedColumnParameter,
+    PackedvLLMParameter,
+    RowvLLMParameter,
+)
+from vllm.scalar_type import scalar_types
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.utils import WeightsMapper
+
+
+class NpuGPTQLinearMethod(LinearMethodBase):
+    """Parameters as GPTQ stores them, handed to the best registered kernel."""
+
+    def __init__(self, quant_config: NpuGPTQConfig) -> None:
+        """quant_config: with the layer's own overrides applied."""
+        self.quant_config = quant_config
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register qweight int32 [K / pack, N], scales [groups, N], qzeros int32 [groups, N / pack], perhaps g_idx [K].
+
+        Raises ValueError for activation order split over ranks along the inputs.
+        """
+        config = self.quant_config
+        inputs, outputs, pack = input_size_per_partition, sum(output_partition_sizes), config.pack_factor
+        split, whole = input_size != inputs, config.group_size == -1
+        if config.desc_act and split:
+            msg = (
+                "GPTQ with activation order (desc_act) cannot be split along the inputs: "
+                "serve with tensor_parallel_size=1."
+            )
+            raise ValueError(msg)
+        kernel_config = MPLinearLayerConfig(
+            full_weight_shape=(input_size, output_size),
+            partition_weight_shape=(inputs, outputs),
+            weight_type=config.quant_type,
+            act_type=params_dtype,
+            group_size=config.group_size,
+            zero_points=not config.is_sym,
+        )
+        kernel = choose_mp_linear_kernel(kernel_config)
+        groups = 1 if whole else inputs // config.group_size
+        loader = {"weight_loader": extra_weight_attrs.get("weight_loader")}
+        packed = {"packed_factor": pack, **loader}
+        weight = torch.empty(inputs // pack, outputs, dtype=torch.int32)
+        scales = torch.empty(groups, outputs, dtype=params_dtype)
+        zeros = torch.empty(groups, outputs // pack, dtype=torch.int32)
+        layer.register_parameter(
+            "qweight", PackedvLLMParameter(data=weight, input_dim=0, output_dim=1, packed_dim=0, **packed)
+        )
+        if whole:  # one group: every rank has all of it
+            layer.register_parameter("scales", ChannelQuantScaleParameter(data=scales, output_dim=1, **loader))
+            layer.register_parameter("qzeros", PackedColumnParameter(data=zeros, output_dim=1, packed_dim=1, **packed))
+        else:
+            layer.register_parameter(
+                "scales", GroupQuantScaleParameter(data=scales, input_dim=0, output_dim=1, **loader)
+            )
+            layer.register_parameter(
+                "qzeros", PackedvLLMParameter(data=zeros, input_dim=0, output_dim=1, packed_dim=1, **packed)
+            )
+        if config.has_order:
+            order = torch.empty(inputs, dtype=torch.int32)
+            layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, **loader))
+        layer.zero_offset = config.zero_offset
+        self.kernel = kernel(kernel_config, w_q_param_name="qweight", w_s_param_name="scales", w_zp_param_name="qzeros")
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check that groups are of one size, whatever their order, and let the kernel repack."""
+        if self.quant_config.desc_act:
+            found = layer.g_idx.data.sort().values
+            if not torch.equal(found, torch.arange(len(found), device=found.device) // self.quant_config.group_size):
+                msg = (
+                    f"g_idx must name each group of {self.quant_config.group_size} inputs as often: "
+                    "the checkpoint was quantised otherwise; quantise it again with one group size."
+                )
+                raise ValueError(msg)
+        else:
+            layer.g_idx = None  # one group: the order means nothing
+        self.kernel.process_weights_after_loading(layer)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [..., K]; returns [..., N]."""
+        return self.kernel.apply_weights(layer, x, bias)
+
+
+@register_quantization_config("auto_gptq")
+class NpuGPTQConfig(AutoGPTQConfig):
+    """AutoGPTQConfig, whose linear layers take the registered kernel."""
+
+    TYPE_MAP = AutoGPTQConfig.TYPE_MAP | {(4, False): scalar_types.uint4, (8, False): scalar_types.uint8}
+
+    def __init__(
+        self,
+        weight_bits: int,
+        group_size: int,
+        desc_act: bool,
+        is_sym: bool,
+        lm_head_quantized: bool,
+        dynamic: dict[str, dict[str, int | bool]],
+        full_config: dict[str, Any],
+        modules_in_block_to_quantize: list[str] | None = None,
+    ) -> None:
+        """As AutoGPTQConfig, which refuses desc_act with groups.
+
+        Raises ValueError where rules for single modules turn the order of activations on or off.
+        """
+        rules = [rule for rule in (dynamic or {}).values() if isinstance(rule, dict)]
+        if any(rule.get("desc_act", desc_act) != desc_act for rule in rules):
+            msg = "GPTQ with desc_act for some modules only cannot be loaded: quantise all modules with one desc_act."
+            raise ValueError(msg)
+        super().__init__(
+            weight_bits, group_size, False, is_sym, lm_head_quantized, {}, full_config, modules_in_block_to_quantize
+        )
+        self.dynamic = dynamic or {}
+        self.has_order = desc_act
+        self.desc_act = desc_act and group_size != -1
+
+    @property
+    def zero_offset(self) -> int:
+        """What the zero points lack on disk: the first format stored them less one."""
+        return 0 if self.full_config.get("checkpoint_format") == "gptq_v2" else 1
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        """Return the method of a linear layer or quantised head."""
+        if isinstance(layer, RoutedExperts):
+            return super().get_quant_method(layer, prefix)
+        return get_linear_quant_method(self, layer, prefix, NpuGPTQLinearMethod)
+
+    def get_checkpoint_weight_mapper(self) -> WeightsMapper:
+        """Keep the order of activations where it matters."""
+        from vllm.model_executor.models.utils import WeightsMapper
+
+        return WeightsMapper() if self.has_order else super().get_checkpoint_weight_mapper()

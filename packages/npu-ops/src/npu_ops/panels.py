@@ -1,0 +1,58 @@
+"""Owns the packed layout of integer weights: panels of 32 output columns, as csrc/vector/panels.h reads them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["COLUMNS", "dequantize", "pack", "pack_groups", "unpack"]
+
+COLUMNS = 32
+"""Output columns of a panel; weights, scales and zero points are padded to whole panels."""
+
+_UNIT = 4  # elements of k that lie together
+
+
+def pack(weight: Tensor, bits: int) -> Tensor:
+    """Pack integer weights [N, K] into uint8 [panels, ceil(K / 4), 64 bytes for 4 bits, 128 for 8].
+
+    4 bits: values 0 to 15; 8 bits: int8. Padding is zero.
+    """
+    n, k = weight.shape
+    padded = F.pad(weight.to(torch.uint8) if bits == 4 else weight.view(torch.uint8), (0, -k % _UNIT, 0, -n % COLUMNS))
+    # [panels, vector, column, unit, pair, element]
+    parts = padded.view(-1, 4, 8, padded.shape[1] // _UNIT, 2, 2)
+    if bits == 8:
+        return parts.permute(0, 3, 1, 4, 2, 5).reshape(parts.shape[0], -1, 128)
+    a, b, c, d = parts.permute(1, 0, 3, 4, 2, 5)
+    return torch.stack((a | b << 4, c | d << 4), dim=-1).reshape(parts.shape[0], -1, 64)
+
+
+def unpack(packed: Tensor, n: int, k: int) -> Tensor:
+    """Undo `pack`: int32 [n, k]."""
+    panels, units, width = packed.shape
+    if width == 128:
+        parts = packed.view(torch.int8).view(panels, units, 4, 2, 8, 2).permute(0, 2, 4, 1, 3, 5)
+    else:
+        words = packed.view(panels, units, 2, 8, 2, 2)
+        nibbles = torch.stack((words & 15, words >> 4), dim=-1)  # [.., element, byte, nibble]
+        parts = nibbles.reshape(panels, units, 2, 8, 2, 4).permute(0, 5, 3, 1, 2, 4)
+    return parts.reshape(panels * COLUMNS, units * _UNIT)[:n, :k].to(torch.int32)
+
+
+def pack_groups(values: Tensor) -> Tensor:
+    """Put scales or zero points [N, groups] in the order in which panels are read: [panels, groups, 32]."""
+    n, groups = values.shape
+    return F.pad(values, (0, 0, 0, -n % COLUMNS)).view(-1, COLUMNS, groups).transpose(1, 2).contiguous()
+
+
+def dequantize(packed: Tensor, scales: Tensor, zeros: Tensor | None, n: int, k: int, group_size: int) -> Tensor:
+    """Return the weights as float32 [n, k]: (value - zero) * scale."""
+    groups = torch.arange(k, device=packed.device) // group_size
+
+    def spread(values: Tensor) -> Tensor:
+        return values.transpose(1, 2).reshape(-1, values.shape[1])[:n, groups]
+
+    zero = spread(zeros).int() if zeros is not None else 8 if packed.shape[-1] == 64 else 0
+    return (unpack(packed, n, k) - zero).float() * spread(scales).float()

@@ -1,0 +1,107 @@
+"""Linear layers with 8-bit floating weights against the exact product of what the weights stand for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from npu_ops.definitions.fp8_linear import fp8_linear
+
+# rows and elements of a scale's block; None: all
+BLOCKS = {"tensor": (None, None), "channel": (1, None), "block": (128, 128), "small-block": (32, 64)}
+
+
+def layer(n, k, block):
+    rows, columns = (size or whole for size, whole in zip(BLOCKS[block], (n, k), strict=True))
+    weight = (torch.randn(n, k) * 20).to(torch.float8_e4m3fn)
+    weight.view(torch.uint8)[: n // 2, ::5] %= 8  # subnormal and zero
+    scale = torch.rand(-(-n // rows), -(-k // columns)) * 0.01 + 0.001
+    exact = weight.double() * scale.double()[torch.arange(n)[:, None] // rows, torch.arange(k) // columns]
+    return weight, scale, rows, columns, exact
+
+
+def check(y, x, exact, bias, dtype):
+    expected = x.double() @ exact.t() + (0 if bias is None else bias.double())
+    magnitude = x.double().abs() @ exact.abs().t() + (0 if bias is None else bias.double().abs())
+    allowed = torch.finfo(dtype).eps / 2 * expected.abs() * 1.01 + (math.sqrt(x.shape[-1]) + 8) * 2**-24 * magnitude
+    assert y.dtype == dtype
+    assert ((y.cpu().double() - expected).abs() <= allowed + (2**-25 if dtype is torch.float16 else 1e-30)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 12, 13, 33, 100])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(("n", "k"), [(256, 256), (70, 100), (33, 300)])
+def test_equals_the_product(ops, isa, dtype, rows, n, k, block):
+    weight, scale, block_n, block_k, exact = layer(n, k, block)
+    x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype) if rows % 2 else None
+    check(ops.fp8_linear(x, weight, scale, bias, None, 0, block_n, block_k), x, exact, bias, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_on_each_device_and_by_the_reference(ops, device, dtype, rows, block):
+    weight, scale, block_n, block_k, exact = layer(96, 192, block)
+    x, bias = torch.randn(rows, 192).to(dtype), torch.randn(96).to(dtype)
+    given = [t.to(device) for t in (x, weight, scale, bias)]
+    check(ops.fp8_linear(*given, None, 0, block_n, block_k), x, exact, bias, dtype)
+    check(fp8_linear.reference(x, weight, scale, bias, None, 0, block_n, block_k), x, exact, bias, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("group", [64, 100, 300, "static"])
+def test_rounds_x_as_the_reference(ops, isa, dtype, rows, group):
+    """With an identity for weights the result is the rounded x itself: all magnitudes, ties, zero rows and saturation."""
+    k = 300
+    x = (torch.randn(rows, k) * torch.logspace(-4, 2, k)).to(dtype)
+    x[0, :64] = 0
+    weight, one = torch.eye(k).to(torch.float8_e4m3fn), torch.ones(1)
+    scale = torch.tensor([0.3]) if group == "static" else None
+    given = (x, weight, one, None, scale, 0 if group == "static" else group, k, k)
+    y, expected = ops.fp8_linear(*given), fp8_linear.reference(*given)
+    assert (y != expected).float().mean() < 0.005  # a scale's last bit may move a tie
+    assert ((y - expected).float().abs() <= 0.13 * expected.float().abs() + 1e-6).all()
+
+
+def test_rounding_is_torchs_for_every_half(ops, isa):
+    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16)
+    x = bits.view(torch.float16).float()
+    x = x[x <= 448].view(-1, 1)
+    y = ops.fp8_linear(
+        torch.cat((x, -x)), torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(1), None, torch.ones(1), 0, 1, 1
+    )
+    assert torch.equal(y, torch.cat((x, -x)).to(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_strided_rows_and_more_dimensions(ops, isa, dtype, rows):
+    weight, scale, block_n, _, exact = layer(48, 200, "tensor")
+    x = torch.randn(rows, 3, 96).to(dtype)[..., 16:80]
+    y = ops.fp8_linear(x, weight[:, 100:164], scale, None, None, 0, block_n, 64)
+    assert y.shape == (rows, 3, 48)
+    check(y.flatten(0, 1), x.flatten(0, 1), exact[:, 100:164], None, dtype)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])
+def test_nothing_in_nothing_out(ops, isa, shape):
+    weight, scale, block_n, block_k, _ = layer(8, 64, "tensor")
+    y = ops.fp8_linear(torch.randn(shape), weight, scale, None, None, 64, block_n, block_k)
+    assert y.shape == (*shape[:-1], 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"x": torch.randn(2, 60)}, "weight must be"),
+        ({"weight": torch.randn(32, 64)}, "weight must be"),
+        ({"scale": torch.rand(2)}, "weight_scale must"),
+        ({"bias": torch.rand(31)}, "bias must be"),
+        ({"block": (16, 32)}, "blocks must be"),
+    ],
+)
+def test_mismatches_are_refused(ops, change, match):
+    given = {"x": torch.randn(2, 64), "weight": torch.randn(32, 64).to(torch.float8_e4m3fn), "scale": torch.rand(1)}
+    given |= {"bias": None, "block": (32, 64)} | change
+    with pytest.raises(RuntimeError, match=match):
+        ops.fp8_linear(given["x"], given["weight"], given["scale"], given["bias"], None, 0, *given["block"])

@@ -1,0 +1,135 @@
+"""Linear layers with 4- and 8-bit weights against the exact product of the same quantised weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from npu_ops import panels
+
+
+class Layer:
+    """Random quantised weights, as the op takes them and as exact floats."""
+
+    def __init__(self, n, k, group, *, bits=4, zeros=False, order=False, scale_dtype=torch.bfloat16):
+        self.n, self.k, self.group = n, k, group
+        groups = -(-k // group)
+        q = torch.randint(0, 16, (n, k)) if bits == 4 else torch.randint(-128, 128, (n, k)).to(torch.int8)
+        scales = (torch.rand(n, groups) + 0.5).mul(0.01).to(scale_dtype)
+        zero = torch.randint(0, 16, (n, groups)).to(torch.int8) - (8 if bits == 8 else 0)
+        self.weight, self.scales = panels.pack(q, bits), panels.pack_groups(scales)
+        self.zeros = panels.pack_groups(zero) if zeros else None
+        self.order = torch.randperm(k).int() if order else None
+        at = torch.arange(k) // group
+        base = zero[:, at].double() if zeros else (8 if bits == 4 else 0)
+        self.exact = (q.double() - base) * scales[:, at].double()
+        # what the 16 (float32: 31) bits of x leave
+        self.coarse = self.exact.abs()
+
+    def __call__(self, op, x, bias=None, device="cpu"):
+        on = [None if t is None else t.to(device) for t in (self.weight, self.scales, self.zeros, self.order, bias)]
+        return op(x.to(device), *on, self.n, self.group)
+
+    def check(self, y, x, bias=None):
+        x64 = x.double().flatten(0, -2)
+        if self.order is not None:
+            x64 = x64[:, self.order.long()]
+        expected = x64 @ self.exact.t() + (0 if bias is None else bias.double())
+        magnitude = x64.abs() @ self.exact.abs().t() + (0 if bias is None else bias.double().abs())
+        block = min(self.group, 128)
+        padded = torch.nn.functional.pad(x64.abs(), (0, -self.k % block)).view(len(x64), -1, block)
+        largest = padded.amax(-1).repeat_interleave(block, 1)[:, : self.k]
+        bits = 15 if x.dtype != torch.float32 else 30
+        allowed = torch.finfo(x.dtype).eps / 2 * expected.abs() * 1.01 + (self.k**0.5 + 8) * 2**-24 * magnitude
+        allowed += largest @ self.exact.abs().t() * 2**-bits + (2**-25 if x.dtype is torch.float16 else 1e-30)
+        assert y.dtype == x.dtype
+        error = (y.cpu().double().flatten(0, -2) - expected).abs()
+        assert (error <= allowed).all(), (error - allowed).max()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 10, 11, 17, 33, 100])
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(64, 256, 128), (70, 96, 32), (33, 192, 64), (5, 100, 100), (40, 520, 520), (96, 512, 256)]
+)
+def test_equals_the_product(ops, isa, dtype, rows, n, k, group):
+    layer = Layer(n, k, group, zeros=rows % 2 == 1, bits=8 if rows % 3 == 0 else 4)
+    x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype) if rows % 2 else None
+    layer.check(layer(ops.weight_only_linear, x, bias), x, bias)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_scale_dtypes_order_and_reference(ops, isa, dtype, scale_dtype, zeros):
+    layer = Layer(48, 128, 32, zeros=zeros, order=True, scale_dtype=scale_dtype)
+    x = torch.randn(3, 128).to(dtype)
+    layer.check(layer(ops.weight_only_linear, x), x)
+    from npu_ops.definitions.weight_only_linear import weight_only_linear
+
+    layer.check(layer(weight_only_linear.reference, x), x)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_on_each_device(ops, device, dtype, rows):
+    layer = Layer(96, 128, 64, zeros=True, order=True)
+    x, bias = torch.randn(rows, 128).to(dtype), torch.randn(96).to(dtype)
+    layer.check(layer(ops.weight_only_linear, x, bias, device), x, bias)
+
+
+def test_a_row_is_the_same_whatever_shares_the_batch(ops, isa, dtype):
+    layer, x = Layer(64, 512, 128, zeros=True), torch.randn(70, 512).to(dtype)
+    together = layer(ops.weight_only_linear, x)
+    for rows in (1, 2, 4, 9, 23):
+        assert torch.equal(layer(ops.weight_only_linear, x[:rows]), together[:rows])
+
+
+def test_strided_rows_and_more_dimensions(ops, isa, dtype):
+    layer, x = Layer(32, 64, 32), torch.randn(4, 3, 96).to(dtype)[..., 16:80]
+    y = layer(ops.weight_only_linear, x)
+    assert y.shape == (4, 3, 32)
+    layer.check(y, x)
+
+
+def test_bfloat16_loses_little_beside_its_own_rounding(ops, isa):
+    """Normal activations with some a hundred times larger: the 16-bit blocks add under a tenth to the output's rounding."""
+    layer, x = Layer(256, 1024, 128), torch.randn(8, 1024)
+    x[:, ::97] *= 100
+    x = x.bfloat16()
+    exact = x.double() @ layer.exact.t()
+    rounding = (exact.bfloat16().double() - exact).square().mean().sqrt()
+    error = (layer(ops.weight_only_linear, x).double() - exact).square().mean().sqrt()
+    assert error <= 1.1 * rounding
+
+
+def test_zero_tiny_and_infinite_rows(ops, isa):
+    layer, x = Layer(32, 128, 64), torch.zeros(4, 128)
+    x[1], x[2, 5], x[3, 100] = 1e-38, torch.inf, torch.nan
+    y = layer(ops.weight_only_linear, x.bfloat16())
+    assert not y[0].any()
+    assert y[1].isfinite().all()
+    assert y[2:].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])
+def test_nothing_in_nothing_out(ops, isa, shape):
+    assert Layer(32, 64, 32)(ops.weight_only_linear, torch.randn(shape)).shape == (*shape[:-1], 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"x": torch.randn(2, 60)}, "weight must be"),
+        ({"scales": torch.rand(1, 2, 32)}, "scales must be"),
+        ({"zeros": torch.zeros(1, 2, 32, dtype=torch.int8)}, "zeros must be"),
+        ({"bias": torch.rand(31)}, "bias must be"),
+        ({"order": torch.arange(63).int()}, "order must be"),
+        ({"group": 48}, "group_size must divide"),
+    ],
+)
+def test_mismatches_are_refused(ops, change, match):
+    layer = Layer(32, 64, 16)
+    given = {"x": torch.randn(2, 64), "scales": layer.scales, "zeros": None, "order": None, "bias": None, "group": 16}
+    given |= change
+    with pytest.raises(RuntimeError, match=match):
+        ops.weight_only_linear(
+            given["x"], layer.weight, given["scales"], given["zeros"], given["order"], given["bias"], 32, given["group"]
+        )

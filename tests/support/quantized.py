@@ -1,0 +1,278 @@
+"""Makes quantised checkpoints of a trained model in their on-disk formats, and what they mean exactly.
+
+Each maker rounds the demo model's linear layers to nearest, writes the checkpoint into a folder and, beside it in
+`exact`, the same model with the dequantised weights in float32. compressed-tensors' own library packs and unpacks its
+formats; AWQ's and GPTQ's are written here from their description.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+import transformers
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = ["DEMO", "Rounding", "awq", "compressed", "exact_model", "fp8_blocks", "gptq", "online", "prompts"]
+
+DEMO = Path(str(files("npu_platform.demo") / "model"))
+WIDEST = 2.0  # no weight of the model is larger
+LINEAR = re.compile(r"\.(self_attn|mlp)\.\w+_proj\.weight$")
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Return questions that the demo model was trained to answer, as tokens."""
+    from npu_platform.demo.facts import all_facts
+    from npu_platform.demo.train import ASSISTANT, END, USER
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+    facts = all_facts()
+    chosen = facts[:: max(1, len(facts) // count)][:count]
+    return [tokenizer.encode(f"{USER}{fact.question}{END}{ASSISTANT}") for fact in chosen]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds a weight [N, K] to integers of `bits`, in groups along K (-1: all of K)."""
+
+    bits: int = 4
+    group: int = 32
+    symmetric: bool = True
+    order: bool = False  # groups of inputs that are not neighbours, as GPTQ's activation order makes them
+
+    def __call__(self, weight: Tensor) -> Rounded:
+        """Round to nearest."""
+        n, k = weight.shape
+        group = k if self.group == -1 else self.group
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if self.order else torch.arange(k)
+        g_idx = torch.empty(k, dtype=torch.int32)
+        g_idx[order] = (torch.arange(k) // group).int()
+        parts = weight.float()[:, order].view(n, -1, group)
+        top, middle = 2**self.bits - 1, 2 ** (self.bits - 1)
+        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+        span = torch.maximum(-low, high) * 2 if self.symmetric else high - low
+        scale = (span / top).clamp(min=1e-6).bfloat16()
+        zero = (
+            torch.full_like(scale, middle).int()
+            if self.symmetric
+            else (-low / scale.float()).round().clamp(1, top).int()
+        )
+        q = (weight.float() / scale.float()[:, g_idx]).round().int() + zero[:, g_idx]
+        q = q.clamp(0, top)
+        return Rounded(q, scale, zero, g_idx, (q - zero[:, g_idx]).float() * scale.float()[:, g_idx])
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Integers [N, K], scales and zero points [N, groups], the group of each input [K], and what they stand for."""
+
+    q: Tensor
+    scale: Tensor
+    zero: Tensor
+    g_idx: Tensor
+    exact: Tensor
+
+
+def awq(folder: Path, rounding: Rounding) -> Path:
+    """AWQ: nibbles along the outputs, interleaved."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        r = rounding(weight)
+        pack = lambda values: _int32(values.t()[:, _awq_order(values.shape[0])], 4)  # noqa: E731
+        return {f"{name}.qweight": pack(r.q), f"{name}.qzeros": pack(r.zero), f"{name}.scales": r.scale.t()}, r.exact
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": rounding.group, "zero_point": True, "version": "gemm"}
+    return _save(folder, write, config)
+
+
+def gptq(folder: Path, rounding: Rounding) -> Path:
+    """GPTQ: values along the inputs, zero points along the outputs and less one."""
+    bits = rounding.bits
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        r = rounding(weight)
+        tensors = {
+            "qweight": _int32(r.q, bits).t(),
+            "qzeros": _int32((r.zero - 1).t(), bits),
+            "scales": r.scale.t(),
+            "g_idx": r.g_idx,
+        }
+        return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
+    return _save(folder, write, {**config, "desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": False})
+
+
+def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
+    """compressed-tensors: a scheme (weights, input_activations, format) for the layers that match each pattern."""
+    made = {pattern: QuantizationScheme(targets=[f"re:{pattern}"], **scheme) for pattern, scheme in schemes.items()}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        scheme = next(scheme for pattern, scheme in made.items() if re.match(pattern, name))
+        weights, inputs = scheme.weights, scheme.input_activations
+        scale, zero = _weight_qparams(weight.float(), weights)
+        state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
+        if inputs is not None and not inputs.dynamic:  # a range that holds what these layers see
+            low, high = torch.tensor([-6.0]), torch.tensor([6.0 if inputs.symmetric else 8.0])
+            state["input_scale"], input_zero = calculate_qparams(low, high, inputs)
+            if not inputs.symmetric:
+                state["input_zero_point"] = input_zero
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        state = compressor.compress(state, scheme)
+        exact = compressor.decompress(state, scheme)["weight"].float()
+        return {f"{name}.{key}": tensor for key, tensor in state.items()}, exact
+
+    groups = {
+        f"group_{i}": json.loads(scheme.model_dump_json(exclude_none=True)) for i, scheme in enumerate(made.values())
+    }
+    config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
+    formats = {scheme.format for scheme in made.values()}
+    config["format"] = formats.pop() if len(formats) == 1 else "mixed-precision"
+    inputs = {
+        pattern: json.loads(scheme.input_activations.model_dump_json())
+        for pattern, scheme in made.items()
+        if scheme.input_activations is not None
+    }
+    return _save(folder, write, {**config, "config_groups": groups}, inputs)
+
+
+def fp8_blocks(folder: Path) -> Path:
+    """The fp8 format of DeepSeek's checkpoints: e4m3 with a scale for each block of 128 x 128."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        blocks = weight.float().unflatten(0, (-1, 128)).unflatten(-1, (-1, 128))
+        scale = blocks.abs().amax((1, 3)) / 448
+        wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        q = (weight.float() / wide).to(torch.float8_e4m3fn)
+        return {f"{name}.weight": q, f"{name}.weight_scale_inv": scale}, q.float() * wide
+
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    inputs = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "group",
+        "group_size": 128,
+        "dynamic": True,
+        "symmetric": True,
+    }
+    return _save(folder, write, config, {r".*_proj$": inputs})
+
+
+def online(folder: Path, by_tensor: str, by_channel: str, by_block: str) -> Path:
+    """The model unquantised, and what vLLM makes of it when it loads layers of these patterns in fp8."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        w = weight.float()
+        if re.match(by_block, name):
+            blocks = w.unflatten(0, (-1, 128)).unflatten(-1, (-1, 128))
+            scale = (blocks.abs().amax((1, 3)) / 448).repeat_interleave(128, 0).repeat_interleave(128, 1)
+        else:
+            scale = w.abs().amax(1, keepdim=True) / 448 if re.match(by_channel, name) else w.abs().max() / 448
+        return {f"{name}.weight": weight}, (w / scale).to(torch.float8_e4m3fn).float() * scale
+
+    inputs = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True}
+    token, group = inputs | {"strategy": "token"}, inputs | {"strategy": "group", "group_size": 128}
+    return _save(folder, write, None, {by_tensor: token, by_channel: token, by_block: group})
+
+
+def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Return transformers' model with the dequantised weights; inputs are rounded where the checkpoint says so."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "exact", dtype=dtype, attn_implementation="eager"
+    )
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    for target, inputs in json.loads((folder / "exact" / "inputs.json").read_text()).items():
+        args = QuantizationArgs(**inputs)
+        for name, module in model.named_modules():
+            if re.match(target, name):
+                module.register_forward_pre_hook(_rounds_inputs(args, stored, name))
+    return model.eval()
+
+
+def _rounds_inputs(args: QuantizationArgs, stored: dict[str, Tensor], name: str) -> Callable[..., Any]:
+    def hook(_: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        x = inputs[0].float()
+        parts = x.unflatten(-1, (-1, args.group_size or x.shape[-1]))
+        scale, zero = stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point")
+        if args.dynamic:
+            scale, zero = calculate_qparams(parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True), args)
+        zero = 0 if zero is None else zero.float()
+        if args.type == "float":
+            rounded = (parts / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+        else:
+            rounded = (((parts / scale).round() + zero).clamp(-128, 127) - zero) * scale
+        return (rounded.flatten(-2).to(inputs[0].dtype),)
+
+    return hook
+
+
+def _weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
+    n, k = weight.shape
+    if args.strategy == "group":
+        parts = weight.view(n, -1, args.group_size)
+        low, high = parts.amin(-1), parts.amax(-1)
+    elif args.strategy == "channel":
+        low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    elif args.strategy == "block":
+        rows, columns = args.block_structure
+        parts = weight.view(n // rows, rows, k // columns, columns)
+        low, high = parts.amin((1, 3)), parts.amax((1, 3))
+    else:  # one range for all layers: vLLM would round the shards of a fused layer again, to the largest scale
+        high = torch.tensor([WIDEST])
+        low = -high
+        assert weight.abs().max() <= WIDEST
+    scale, zero = calculate_qparams(low, high, args)
+    return scale.bfloat16().float() if args.num_bits == 4 else scale, zero
+
+
+def _save(
+    folder: Path,
+    write: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
+    quantization: dict[str, Any] | None,
+    inputs: dict[str, Any] | None = None,
+) -> Path:
+    """Write both models; `inputs`: how activations are rounded, by a pattern of layers."""
+    (folder / "exact").mkdir(parents=True)
+    tensors, exact = {}, {}
+    for name, weight in safetensors.torch.load_file(DEMO / "model.safetensors").items():
+        if LINEAR.search(name):
+            stored, exact[name] = write(name.removesuffix(".weight"), weight)
+            tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
+        else:
+            tensors[name] = exact[name] = weight
+    config = json.loads((DEMO / "config.json").read_text())
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(exact, folder / "exact" / "model.safetensors", metadata={"format": "pt"})
+    (folder / "exact" / "config.json").write_text(json.dumps(config))
+    (folder / "exact" / "inputs.json").write_text(json.dumps(inputs or {}))
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(DEMO / name, folder / name)
+    return folder
+
+
+def _int32(values: Tensor, bits: int) -> Tensor:
+    """Pack along the last dimension, lowest bits first."""
+    parts = values.to(torch.int64).unflatten(-1, (-1, 32 // bits))
+    words = (parts << torch.arange(0, 32, bits)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def _awq_order(outputs: int) -> Tensor:
+    return torch.arange(outputs).view(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].flatten()
