@@ -51,11 +51,12 @@ def unit(session: nox.Session, package: str) -> None:
     check_machine(session)
     place = ROOT / ".nox" / f"unit-{package}"
     # What a package's tests import is compiled when they do: that is a small part of what is installed.
-    env = {"UV_PROJECT_ENVIRONMENT": str(place), "VIRTUAL_ENV": None, "UV_COMPILE_BYTECODE": "0"}
+    env = {"UV_PROJECT_ENVIRONMENT": str(place), "VIRTUAL_ENV": None}
     compiling = {"VIRTUAL_ENV": None, "PYTHONDONTWRITEBYTECODE": None}
-    uv(session, "sync", "--locked", "--package", package, "--extra", "vllm", "--no-default-groups", env=env)
+    sync = ("sync", "--locked", "--no-compile-bytecode")
+    uv(session, *sync, "--package", package, "--extra", "vllm", "--no-default-groups", env=env)
     # A group of the root is out of reach of --package; --inexact adds it to what is there.
-    uv(session, "sync", "--locked", "--only-group", "test", "--inexact", env=env)
+    uv(session, *sync, "--only-group", "test", "--inexact", env=env)
     python = str(place / "bin" / "python")
     session.run(python, "-m", "pytest", f"packages/{package}/tests", *WORKERS, *session.posargs, env=compiling)
 
