@@ -23,15 +23,15 @@ def samples(
 ) -> Iterator[SampleInput]:
     """Return the operator's first samples, drawn on the CPU and moved to a device."""
     drawn = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
-    return moved(itertools.islice(drawn, most), device, host_arguments=op.name in HOST_ARGUMENTS)
+    return moved(itertools.islice(drawn, most), device, op)
 
 
-def moved(drawn: Iterable[SampleInput], device: str, *, host_arguments: bool = False) -> Iterator[SampleInput]:
-    """Yield samples of the CPU on a device: the same values, laid out the same in memory, views on a common storage."""
+def moved(drawn: Iterable[SampleInput], device: str, op: OpInfo) -> Iterator[SampleInput]:
+    """Yield copies of samples on a device: the same values, laid out the same in memory, views on a common storage.
+
+    Copies on the CPU too: samples may share tensors that an operator writes.
+    """
     for sample in drawn:
-        if device == "cpu":
-            yield sample
-            continue
         storages: dict[int, torch.UntypedStorage] = {}
 
         def move(leaf: Any, storages: dict[int, torch.UntypedStorage] = storages) -> Any:
@@ -41,7 +41,9 @@ def moved(drawn: Iterable[SampleInput], device: str, *, host_arguments: bool = F
             return torch.device(device) if named else leaf
 
         first = tree_map(move, sample.input)
-        args, kwargs = (sample.args, sample.kwargs) if host_arguments else tree_map(move, (sample.args, sample.kwargs))
+        args, kwargs = (
+            (sample.args, sample.kwargs) if op.name in HOST_ARGUMENTS else tree_map(move, (sample.args, sample.kwargs))
+        )
         yield SampleInput(first, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
 
 
@@ -53,7 +55,7 @@ def moved_tensor(tensor: torch.Tensor, device: str, storages: dict[int, torch.Un
     storage = tensor.untyped_storage()
     if storage._cdata not in storages:
         octets = torch.empty(0, dtype=torch.uint8).set_(storage)
-        storages[storage._cdata] = octets.to(device).untyped_storage()
+        storages[storage._cdata] = octets.to(device, copy=True).untyped_storage()
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     result = torch.empty(0, dtype=tensor.dtype, device=device).set_(storages[storage._cdata], *place)
     result = result.conj() if tensor.is_conj() else result

@@ -198,6 +198,9 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
 }
 
+// Composites that are not: their bodies ask for a kernel of the tensor's own device.
+bool is_no_composite(const std::string& name) { return name == "aten::conj_physical_"; }
+
 void prefer_fallback_to_composites() {
   using c10::DispatchKey;
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
@@ -206,10 +209,10 @@ void prefer_fallback_to_composites() {
     if (name.getNamespace() != "aten") continue;
     const auto op = dispatcher.findOp(name);
     const bool has_composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-                               op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-    const bool passed_over = has_composite &&
-                             op->hasKernelForDispatchKey(DispatchKey::CPU) &&
-                             !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+                               op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                               op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const bool runs_on_cpu = op->hasKernelForDispatchKey(DispatchKey::CPU) || is_no_composite(c10::toString(name));
+    const bool passed_over = has_composite && runs_on_cpu && !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
     if (!passed_over) continue;
     library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }

@@ -1,4 +1,5 @@
 // Ops that PyTorch routes elsewhere because the device is not a CPU: brought back to the CPU kernels on aliases.
+#include <ATen/RedispatchFunctions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/transformers/attention.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/linear_native.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/ones_like.h>
@@ -39,7 +41,7 @@ Tensor empty_result_of_linear(const Tensor& input, const Tensor& weight) {
   return at::empty(sizes, input.options());
 }
 
-// ---- linear: one kernel instead of the three ops it is composed of; autograd then asks for its backward too ----
+// ---- linear: one kernel instead of the three ops it is composed of, where nothing is to be differentiated ----
 // The product that at::linear comes to for matrices, without the dispatch of its parts.
 Tensor product(const Tensor& input, const Tensor& weight, const Tensor& bias) {
   const Tensor transposed =
@@ -56,11 +58,24 @@ Tensor linear(const Tensor& input, const Tensor& weight, const optional<Tensor>&
                            });
 }
 
+bool is_differentiated(const Tensor& tensor) {
+  return tensor.defined() && (tensor._fw_grad(/*level=*/0).defined() || (tensor.requires_grad() && at::GradMode::is_enabled()));
+}
+
+// The parts have derivatives of all kinds; linear itself has a backward, but no forward mode.
+Tensor linear_with_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight, const optional<Tensor>& bias) {
+  if (is_differentiated(input) || is_differentiated(weight) || is_differentiated(bias.value_or(Tensor()))) {
+    return at::native::linear(input, weight, bias);
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  return at::redispatch::linear(keys & c10::after_autograd_keyset, input, weight, bias);
+}
+
 std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& input, const Tensor& grad, const Tensor& weight, Mask mask) {
   Tensor grad_input, grad_weight, grad_bias;
   const Tensor rows = grad.reshape({-1, grad.size(-1)});
-  if (mask[0]) grad_input = at::matmul(grad, weight);
-  if (mask[1]) grad_weight = rows.t().matmul(input.reshape({-1, input.size(-1)}));
+  if (mask[0]) grad_input = at::matmul(grad, weight.conj());
+  if (mask[1]) grad_weight = rows.t().matmul(input.reshape({-1, input.size(-1)}).conj());
   if (mask[2]) grad_bias = rows.sum(0);
   return {grad_input, grad_weight, grad_bias};
 }
@@ -187,6 +202,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", native_dropout);
   m.impl("_fused_sdp_choice", sdp_choice);
 }
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("linear", linear_with_autograd); }
 
 }  // namespace npu
 

@@ -15,25 +15,52 @@ namespace {
 
 void keep(void*) {}
 
+using Entry = AllocationLog::Entry;
+
+bool overlap(const Entry& one, const Entry& other) {
+  const auto* first = static_cast<const char*>(one.address);
+  const auto* second = static_cast<const char*>(other.address);
+  return first < second + other.bytes && second < first + one.bytes;
+}
+
+// Whether memory of the entry is in use: an op that frees and allocates again has entries that lie on one another, and one
+// whose allocations depend on its data may ask for them in another order than it did at capture.
+bool is_in_use(const Entry& entry) {
+  const auto& entries = thread_state.lend->entries;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if ((*thread_state.lent)[i] == Lent::in_use && overlap(entries[i], entry)) return true;
+  }
+  return false;
+}
+
 // An address that the running replay lends, or nullptr. By size and order: the same op asks for the same sizes.
 void* borrow(size_t bytes) {
   const auto& entries = thread_state.lend->entries;
   auto& lent = *thread_state.lent;
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (!lent[i] && entries[i].bytes == bytes) {
-      lent[i] = true;
+    if (lent[i] == Lent::no && entries[i].bytes == bytes && !is_in_use(entries[i])) {
+      lent[i] = Lent::in_use;
       return entries[i].address;
     }
   }
   return nullptr;
 }
 
-bool is_lent(const void* address) {
-  for (const auto& entry : thread_state.lend->entries) {
-    if (entry.address == address) return true;
+// Whether the address is one that the running replay lends; it is not in use any more then.
+bool give_back(void* address) {
+  if (C10_LIKELY(thread_state.lend == nullptr)) return false;
+  const auto& entries = thread_state.lend->entries;
+  bool is_lent = false;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].address != address) continue;
+    is_lent = true;
+    Lent& state = (*thread_state.lent)[i];
+    if (state == Lent::in_use) state = Lent::given_back;
   }
-  return false;
+  return is_lent;
 }
+
+void keep_lent(void* address) { give_back(address); }
 
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes, c10::Device label) {
   ThreadState& state = thread_state;
@@ -44,7 +71,7 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes, c10::Device labe
   if (C10_UNLIKELY(state.lend != nullptr)) {
     if (void* address = borrow(bytes)) {
       if (is_watched()) note_allocation(address);
-      return {address, address, &keep, label};
+      return {address, address, &keep_lent, label};
     }
   }
   void* address = CachingAllocator::of(device).allocate(bytes, state.pool);
@@ -88,7 +115,7 @@ c10::Allocator* host_allocator = nullptr;
 
 // oneDNN takes scratch through the raw interface, which frees by address alone.
 void free_any(void* address) {
-  if (C10_UNLIKELY(thread_state.lend != nullptr) && is_lent(address)) return;
+  if (give_back(address)) return;
   if (device_of(address) >= 0) {
     free_device_memory(address);
   } else {

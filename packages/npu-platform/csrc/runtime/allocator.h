@@ -25,8 +25,8 @@ class LendScope {
 
  private:
   const AllocationLog* previous_log_;
-  std::vector<bool>* previous_lent_;
-  std::vector<bool> lent_;
+  std::vector<Lent>* previous_lent_;
+  std::vector<Lent> lent_;
 };
 
 }  // namespace npu

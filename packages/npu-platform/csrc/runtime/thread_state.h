@@ -30,6 +30,9 @@ struct AllocationLog {
   std::vector<Entry> entries;
 };
 
+// Where an entry of a log is in a replay: lent once, and free for entries that lie on it when it is given back.
+enum class Lent : uint8_t { no, in_use, given_back };
+
 struct ThreadState {
   int kernel_depth = 0;  // > 0: inside a kernel, where the CPU allocator is the device's memory
   c10::DeviceIndex device = 0;
@@ -37,7 +40,7 @@ struct ThreadState {
   Capture* capture = nullptr;          // the graph under capture
   AllocationLog* record = nullptr;     // capture: the log of the op under way
   const AllocationLog* lend = nullptr; // replay: the log whose addresses are handed out
-  std::vector<bool>* lent = nullptr;   // replay: which of its entries are
+  std::vector<Lent>* lent = nullptr;   // replay: which of its entries are
   const std::set<std::string, std::less<>>* skipped = nullptr;  // kernels that are launched but do not run
   std::array<int64_t, NPU_MAX_DEVICES> stream{};
 };

@@ -125,6 +125,22 @@ def test_a_result_that_its_kernel_leaves_conjugated_stays_so(left: bool) -> None
     torch.testing.assert_close(result.cpu(), expected)
 
 
+def test_conjugation_in_place_of_a_complex_tensor() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    assert torch.equal(x.to(DEVICE).conj_physical_().cpu(), x.conj_physical())
+
+
+def test_derivatives_of_a_linear_layer_of_complex_numbers() -> None:
+    def tangent_and_gradients(device: str) -> list[torch.Tensor]:
+        x, w = (each.detach().to(device).requires_grad_() for each in values)
+        _, tangent = torch.func.jvp(torch.nn.functional.linear, (x, w), (x.detach(), w.detach()))
+        y = torch.nn.functional.linear(x, w)
+        return [each.cpu() for each in (tangent, *torch.autograd.grad(y, (x, w), torch.ones_like(y)))]
+
+    values = torch.randn(4, 5, dtype=torch.complex64), torch.randn(3, 5, dtype=torch.complex64)
+    torch.testing.assert_close(tangent_and_gradients(DEVICE), tangent_and_gradients("cpu"))
+
+
 @pytest.mark.parametrize("registered_first", [True, False])
 def test_a_kernel_for_the_out_variant_serves_the_whole_op(registered_first: bool) -> None:
     x = torch.full((3,), 2.0, device=DEVICE)
