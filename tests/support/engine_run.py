@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ class EngineRun:
 def run_engine(
     folder: Path, model: Path, rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
 ) -> EngineRun:
-    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``) with ``vllm.LLM(model=..., **engine)``.
+    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, and maybe the
+    folder of each prompt's adapter in ``"lora"``) with ``vllm.LLM(model=..., **engine)``.
 
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
     ``profiler_config`` the rounds are profiled.
@@ -73,15 +75,16 @@ def main(scenario_file: str, result_file: str) -> None:
 
 
 def _generate(
-    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], lora: str | None = None
+    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], lora: list[str | None] | None = None
 ) -> list[dict[str, Any]]:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
     parameters = SamplingParams(detokenize=False, ignore_eos=True, **sampling)
-    request = LoRARequest("adapter", 1, lora) if lora else None
+    # an adapter has one number in all rounds
+    requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
     inputs = [{"prompt_token_ids": ids} for ids in prompts]
-    outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=request)
+    outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=requests or None)
     return [
         {
             "tokens": list(output.outputs[0].token_ids),

@@ -21,6 +21,22 @@ CASES = {
     "quick_gelu": lambda: (torch.randn(3, 16),),
     "relu2": lambda: (torch.randn(3, 16),),
     "linear": lambda: (torch.randn(3, 16), torch.randn(8, 16), None),
+    "lora_shrink": lambda: (
+        torch.zeros(1, 3, 4),
+        torch.randn(3, 16),
+        [torch.randn(2, 1, 4, 16)],
+        torch.tensor([1, -1, 0]),
+        0.5,
+    ),
+    "lora_expand": lambda: (
+        torch.randn(3, 16),
+        torch.randn(1, 3, 4),
+        [torch.randn(2, 1, 12, 4)],
+        torch.tensor([1, -1, 0]),
+        [12],
+        2,
+        True,
+    ),
     "select_experts": lambda: (torch.randn(3, 8), 2, "sigmoid", True, 1.5, torch.randn(8), 4, 2),
     "fused_experts": lambda: (
         torch.randn(3, 16),

@@ -202,8 +202,8 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
-        """Return vLLM's LoRA wrapper in plain torch ops, which is device-neutral."""
-        return "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+        """Return the LoRA wrapper, whose products read the adapters' indices from the device."""
+        return "npu_platform.lora.NPUPunicaWrapper"
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -1,0 +1,52 @@
+"""LoRA on npu: requests with one adapter, with another and with none share a batch, each with its own model's tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import models
+from tests.support.adapters import adapter, merged
+from tests.support.engine_run import run_engine
+from tests.support.transformers_reference import assert_greedy, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GREEDY = {"temperature": 0.0, "max_tokens": 10}
+LENGTHS = [300, 1, 2, 17, 40, 41, 64, 129, 5]
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_lora_rank": 16,
+}
+ATTENTION, FEED_FORWARD = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize("plugins", ["", "npu"], ids=["npu-ops", "torch"])
+def test_two_adapters_and_none_in_one_batch(plugins: str, tmp_path: Path) -> None:
+    folder, prompts = models.tiny_llama(tmp_path / "model", num_hidden_layers=2), models.prompt_token_ids(LENGTHS)
+    model = load(folder)
+    wide = adapter(tmp_path / "wide", model, ATTENTION + FEED_FORWARD, 16, seed=1)
+    narrow = adapter(tmp_path / "narrow", model, ["q_proj", "v_proj"], 4, seed=2)
+    whose = [str(wide), str(narrow), None] * 3
+    rounds = [
+        {"prompts": prompts, "sampling": GREEDY, "lora": whose},
+        {"prompts": prompts, "sampling": GREEDY},  # the graphs serve a batch without adapters, too
+        {"prompts": prompts, "sampling": GREEDY, "lora": whose[1:] + whose[:1]},
+    ]
+    environ = {"VLLM_PLUGINS": plugins} if plugins else {}
+    run = run_engine(tmp_path, folder, rounds, environ, **ENGINE)
+    assert run.platform == "npu"
+    assert (run.graphs_captured > 0) == (not plugins), "without npu-ops there are no graphs"
+    judges = {None: model, str(wide): merged(model, wide), str(narrow): merged(model, narrow)}
+    for number, one in enumerate(rounds):
+        for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):
+            assert_greedy(judges[name], prompt, output)
+    assert run.tokens(0) != run.tokens(1)
