@@ -1,5 +1,6 @@
 #include "runtime/graph.h"
 
+#include <ATen/core/GraphImplInterface.h>
 #include <c10/core/AutogradState.h>
 
 #include <fstream>
@@ -10,17 +11,9 @@
 
 namespace npu {
 
-void Node::replay() {
-  KernelScope inside(device_, name_.c_str());
-  auto kernel = [this] { run(); };
-  submit(device_, name_.c_str(), kernel);
-}
-
-void record_node(std::unique_ptr<Node> node) { thread_state.capture->nodes.push_back(std::move(node)); }
-
 void refuse_during_capture(std::string_view operation) {
   if (C10_LIKELY(!is_capturing())) return;
-  thread_state.capture->broken_by = std::string(operation);
+  thread_state.capture->break_by(operation);
   TORCH_CHECK(false, "npu: ", operation, " is not permitted while a graph is captured: a replay could not repeat it. ",
               "Move it out of the captured region.");
 }
@@ -49,7 +42,7 @@ class Graph final : public at::GraphImplInterface {
     check_device(thread_state.device);
     pool_ = pool.second ? pool.second : pool.first ? pool.first : new_pool_id();
     retain_pool(pool_);
-    capture_ = std::make_unique<Capture>();
+    capture_ = std::make_unique<Recording>();
     pool_before_ = std::exchange(thread_state.pool, pool_);
     // Autograd's own threads capture nothing: until the end the backward runs on this one.
     auto& autograd = c10::AutogradState::get_tls_state();
@@ -69,10 +62,15 @@ class Graph final : public at::GraphImplInterface {
 
   void replay() override {
     TORCH_CHECK(capture_ && !capturing_, "npu: replay() needs a captured graph");
-    TORCH_CHECK(capture_->broken_by.empty(), "npu: this graph cannot be replayed: its capture met ", capture_->broken_by,
-                "; call reset() and capture again");
+    TORCH_CHECK(capture_->broken_by().empty(), "npu: this graph cannot be replayed: its capture met ",
+                capture_->broken_by(), "; call reset() and capture again");
     TORCH_CHECK(!is_capturing(), "npu: replay() is not permitted while a graph is captured");
-    for (auto& node : capture_->nodes) node->replay();
+    capture_->replay([](Node& node) {
+      const auto device = c10::DeviceIndex(node.device());
+      KernelScope inside(device, node.name().c_str());
+      auto kernel = [&node] { node.run(); };
+      submit(device, node.name().c_str(), kernel);
+    });
   }
 
   void reset() override {
@@ -86,13 +84,8 @@ class Graph final : public at::GraphImplInterface {
   void debug_dump(const std::string& path) override {
     std::ofstream file(path);
     TORCH_CHECK(file, "npu: cannot write the graph to ", path);
-    file << "digraph npu {\n";
-    const size_t count = capture_ ? capture_->nodes.size() : 0;
-    for (size_t i = 0; i < count; ++i) {
-      file << "  n" << i << " [label=\"" << capture_->nodes[i]->name() << "\"];\n";
-      if (i) file << "  n" << i - 1 << " -> n" << i << ";\n";
-    }
-    file << "}\n";
+    const Recording none;
+    (capture_ ? *capture_ : none).write_dot(file);
   }
 
  private:
@@ -109,7 +102,7 @@ class Graph final : public at::GraphImplInterface {
     release_pool(pool_);
   }
 
-  std::unique_ptr<Capture> capture_;
+  std::unique_ptr<Recording> capture_;
   PoolId pool_ = kDefaultPool;
   PoolId pool_before_ = kDefaultPool;
   bool threads_before_ = true;

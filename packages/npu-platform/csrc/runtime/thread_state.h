@@ -19,7 +19,7 @@ constexpr c10::DeviceType kNpu = c10::DeviceType::PrivateUse1;
 using PoolId = uint64_t;
 constexpr PoolId kDefaultPool = 0;
 
-class Capture;
+class Recording;
 
 // The allocations that one op made while it was captured, in order. A replay lends it the same addresses again.
 struct AllocationLog {
@@ -37,7 +37,7 @@ struct ThreadState {
   int kernel_depth = 0;  // > 0: inside a kernel, where the CPU allocator is the device's memory
   c10::DeviceIndex device = 0;
   PoolId pool = kDefaultPool;          // where allocations come from
-  Capture* capture = nullptr;          // the graph under capture
+  Recording* capture = nullptr;        // the graph under capture
   AllocationLog* record = nullptr;     // capture: the log of the op under way
   const AllocationLog* lend = nullptr; // replay: the log whose addresses are handed out
   std::vector<Lent>* lent = nullptr;   // replay: which of its entries are

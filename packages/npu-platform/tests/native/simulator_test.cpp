@@ -18,6 +18,8 @@
 #include "null_device/driver.h"
 #include "simulator/driver.h"
 
+void test_recording();  // recording_test.cpp
+
 namespace {
 
 constexpr int kCallers = 4;
@@ -244,6 +246,7 @@ int main() {
   streams_and_events();
   a_forked_child_has_devices_of_its_own();
   the_null_device_keeps_memory_and_time();
+  test_recording();
   std::puts("all well");
   return 0;
 }

@@ -1,4 +1,4 @@
-"""What knows no torch (the simulator, and how ranks share memory) under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer."""
+"""What knows no torch (the simulator, what graphs record, how ranks share memory) under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ OPTIONS = {"TSAN_OPTIONS": "die_after_fork=0"}
 
 
 ENVIRONMENT = [*CSRC.glob("config/*.cpp"), *CSRC.glob("faults/*.cpp")]
+RECORDING = [CSRC / "runtime" / "recording.cpp", Path(__file__).with_name("recording_test.cpp")]
 PARTS = {
-    "simulator": sorted([*CSRC.glob("simulator/*.cpp"), *CSRC.glob("null_device/*.cpp"), *ENVIRONMENT]),
+    "simulator": sorted([*CSRC.glob("simulator/*.cpp"), *CSRC.glob("null_device/*.cpp"), *ENVIRONMENT, *RECORDING]),
     "shared_segment": [CSRC / "distributed" / name for name in ("shared_segment.cpp", "in_order.cpp")],
 }
 
