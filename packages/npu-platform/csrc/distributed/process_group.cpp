@@ -44,17 +44,6 @@ Tensors flat(const TensorLists& lists) {
   return all;
 }
 
-// NPU_DEBUG=memory: gloo's threads read the tensors when the kernel has ended, so memory stays open until they are done;
-// after a send or a receive, which have no future, for good.
-void keep_memory_open(Work& work) {
-  auto open = std::make_shared<MemoryScope>("a collective");
-  try {
-    work.getFuture()->addCallback([open](c10::ivalue::Future&) {});
-  } catch (const c10::Error&) {
-    new std::shared_ptr<MemoryScope>(std::move(open));
-  }
-}
-
 Bytes bytes_of(const Tensor& tensor) { return static_cast<Bytes>(tensor.mutable_data_ptr()); }
 
 template <class Pointer>
@@ -454,19 +443,19 @@ class ProcessGroup final : public Backend {
   WorkPtr on_host(const char* name, const Tensors& outputs, Collective collective) {
     health_->check(name);
     const c10::DeviceIndex device = outputs.empty() ? thread_state.device : outputs[0].device().index();
-    auto start = [host = host_, health = health_, name, collective = std::move(collective)](Tensors results) mutable -> WorkPtr {
+    auto start = [host = host_, health = health_, name, collective = std::move(collective)](Tensors results) mutable {
       health->check(name);
       return c10::make_intrusive<HostWork>(started(name, *health, [&] { return collective(*host); }), name, std::move(results),
                                            health);
     };
     if (C10_UNLIKELY(is_capturing())) {
-      launch(device, name, [start = std::move(start)]() mutable { start({})->wait(); });
+      launch(device, name, [start = std::move(start)]() mutable { start({})->wait(kNoTimeout); });
       return SharedWork::done(outputs);
     }
     wait_for_stream(device);
     KernelScope inside(device, name);
-    WorkPtr work = start(outputs);
-    if (C10_UNLIKELY(is_watched(kWatchMemory))) keep_memory_open(*work);
+    auto work = start(outputs);
+    if (C10_UNLIKELY(is_watched(kWatchMemory))) work->keep_memory_open();
     return work;
   }
 

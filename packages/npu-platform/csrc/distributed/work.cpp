@@ -53,10 +53,22 @@ void SharedWork::complete_future() {
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
   try {
-    return host_->wait(timeout);
+    const bool is_done = host_->wait(timeout);
+    std::lock_guard lock(mutex_);
+    open_.reset();
+    return is_done;
   } catch (const std::exception& error) {
     if (!host_->isCompleted()) throw;  // only this wait was too short
     health_->fail(name_, c10::str("the connection to another rank failed: ", error.what()));
+  }
+}
+
+void HostWork::keep_memory_open() {
+  auto open = std::make_shared<MemoryScope>("a collective");
+  try {
+    host_->getFuture()->addCallback([open](Future&) {});
+  } catch (const c10::Error&) {
+    open_ = std::move(open);
   }
 }
 

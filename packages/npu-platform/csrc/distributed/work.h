@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distributed/health.h"
+#include "runtime/launch.h"
 
 namespace npu {
 
@@ -57,8 +58,13 @@ class HostWork final : public SharedWork {
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
+  // NPU_DEBUG=memory: the host's threads use the tensors when the kernel that started this has ended, so memory stays
+  // open until they are done; in a send or a receive, which have no future, until somebody has waited or let go.
+  void keep_memory_open();
+
  private:
   c10::intrusive_ptr<c10d::Work> host_;
+  std::shared_ptr<MemoryScope> open_;
   const char* name_;
   std::shared_ptr<Health> health_;
 };

@@ -190,16 +190,9 @@ void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
   if (small) size_class(bytes, &counted);
   const size_t size = fenced_ ? fences::block_size(bytes) : round_up(bytes, kBlockStep);
   if (fenced_ && !is_within_limit(counted)) out_of_memory(bytes);
-  Block key{nullptr, size, nullptr};
-  auto fit = pool.free.lower_bound(&key);
-  Block* block = nullptr;
-  if (fit != pool.free.end()) {
-    block = *fit;
-    pool.free.erase(fit);
-  } else {
-    block = new_block(size, pool);
-    if (!block) out_of_memory(bytes);
-  }
+  Block* block = take_free(pool, size, bytes);
+  if (!block) block = new_block(size, pool);
+  if (!block) out_of_memory(bytes);
   if (block->size - size >= (fenced_ ? fences::kPage : kLeastRemainder)) split(block, size);
   block->used = true;
   block->requested = bytes;
@@ -211,14 +204,30 @@ void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
   return block->data;
 }
 
+// Out of the free list; nullptr: there is none that fits.
+CachingAllocator::Block* CachingAllocator::take_free(Pool& pool, size_t size, size_t bytes) {
+  Block key{nullptr, size, nullptr};
+  auto fit = pool.free.lower_bound(&key);
+  if (keeps_layout(pool)) {
+    auto is_new_or_same = [&](Block* block) { return !block->requested || (block->size == size && block->requested == bytes); };
+    fit = std::find_if(fit, pool.free.end(), is_new_or_same);
+  }
+  if (fit == pool.free.end()) return nullptr;
+  Block* block = *fit;
+  pool.free.erase(fit);
+  return block;
+}
+
 void CachingAllocator::free_large(Block* block) {
   blocks_.erase(block->data);
   if (fenced_) unfence(block);
   count(block->counted, block->requested, /*small=*/block->requested <= kLargestSlot, /*allocated=*/false);
   block->used = false;
   block->untouched = false;
-  if (fenced_) close_unless_private(block);
-  block = merge_with_neighbours(block);
+  if (!keeps_layout(*block->pool)) {
+    if (fenced_) close(block);
+    block = merge_with_neighbours(block);
+  }
   block->pool->free.insert(block);
 }
 
@@ -240,7 +249,7 @@ void CachingAllocator::split(Block* block, size_t bytes) {
   if (tail->next) tail->next->previous = tail;
   block->next = tail;
   block->size = bytes;
-  if (fenced_) close_unless_private(tail);
+  if (fenced_) close(tail);
   tail->pool->free.insert(tail);
 }
 
@@ -368,7 +377,7 @@ void CachingAllocator::merge_pool(PoolId id) {
   }
   for (Block* block : dead.free) {
     block->pool = default_pool_;
-    if (fenced_) close_unless_private(block);
+    if (fenced_) close(block);
     default_pool_->free.insert(block);
   }
   pools_.erase(found);
@@ -472,23 +481,23 @@ void CachingAllocator::count_reserved(size_t bytes, bool small, bool taken) {
 
 // ---- NPU_DEBUG=memory ----
 
-// In private pools what is free stays open, and there are no fences: a replay writes to what was freed during the capture.
-void CachingAllocator::close_unless_private(Block* block) {
-  if (block->pool == default_pool_) driver().memory_check->close_pages(block->address, block->size);
+// A replay writes to what was freed during the capture, and must find the fences where they were: in a private pool such
+// memory stays open, and is used again for the same size alone.
+bool CachingAllocator::keeps_layout(const Pool& pool) const { return fenced_ && &pool != default_pool_; }
+
+void CachingAllocator::close(Block* block) {
+  block->is_fenced = false;
+  driver().memory_check->close_pages(block->address, block->size);
 }
 
 void CachingAllocator::fence(Block* block) {
   const OpenMemory open("the allocator");
-  driver().memory_check->reopen_pages(block->address, block->size);
-  block->is_fenced = block->pool == default_pool_;
   char* end = block->address + block->size;
-  if (block->is_fenced) {
-    driver().memory_check->close_pages(end - fences::kPage, fences::kPage);
-    block->data = fences::data_in(block->address, block->size, block->requested);
-    fences::build(block->data, block->requested);
-  } else {
-    fences::poison(block->data, block->requested);
-  }
+  driver().memory_check->reopen_pages(block->address, block->size);
+  driver().memory_check->close_pages(end - fences::kPage, fences::kPage);
+  block->is_fenced = true;
+  block->data = fences::data_in(block->address, block->size, block->requested);
+  fences::build(block->data, block->requested);
   driver().memory_check->remember(device_, block->address, end, block->data, block->requested);
 }
 
@@ -498,12 +507,10 @@ void CachingAllocator::unfence(Block* block) {
     check_fences(block);
     fences::poison(block->data, block->requested);
   }
-  block->is_fenced = false;
   driver().memory_check->forget(block->address);
 }
 
 void CachingAllocator::check_fences(const Block* block) {
-  if (!block->is_fenced) return;
   auto where = fences::broken(block->data, block->requested);
   if (!where) return;
   char address[32];
@@ -514,15 +521,23 @@ void CachingAllocator::check_fences(const Block* block) {
 
 std::string CachingAllocator::broken_fences() {
   std::lock_guard lock(mutex_);
-  for (auto& [data, block] : blocks_) check_fences(block);
+  for_each_fenced([this](Block* block) { check_fences(block); });
   return std::exchange(broken_, {});
 }
 
 void CachingAllocator::renew_fences() {
   std::lock_guard lock(mutex_);
   const OpenMemory open("reset_device");
-  for (auto& [data, block] : blocks_) {
-    if (block->is_fenced) fences::renew(block->data, block->requested);
+  for_each_fenced([](Block* block) { fences::renew(block->data, block->requested); });
+}
+
+template <class Visit>
+void CachingAllocator::for_each_fenced(Visit visit) {
+  for (auto& [data, block] : blocks_) visit(block);
+  for (auto& [id, pool] : pools_) {
+    for (Block* block : pool->free) {
+      if (block->is_fenced) visit(block);
+    }
   }
 }
 

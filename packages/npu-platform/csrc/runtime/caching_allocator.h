@@ -64,10 +64,14 @@ class CachingAllocator {
   void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
   void* allocate_large(size_t bytes, Pool& pool);
-  void close_unless_private(Block* block);
+  Block* take_free(Pool& pool, size_t size, size_t bytes);
+  bool keeps_layout(const Pool& pool) const;
+  void close(Block* block);
   void fence(Block* block);
   void unfence(Block* block);
   void check_fences(const Block* block);
+  template <class Visit>
+  void for_each_fenced(Visit visit);
   void count_reserved(size_t bytes, bool small, bool taken);
   Slab* new_slab(unsigned size_class, size_t slot, Pool& pool);
   Block* new_block(size_t bytes, Pool& pool);

@@ -53,10 +53,14 @@ class Reply:
 
 
 class Ranks:
-    """`size` ranks of one group, which give up collectives after `timeout` seconds. Killed at the end of the block."""
+    """`size` ranks of one group, which give up collectives after `timeout` seconds. Killed at the end of the block.
 
-    def __init__(self, size: int, folder: Path, *, timeout: float = 60, join: bool = True) -> None:
+    Further keywords are environment variables of the ranks.
+    """
+
+    def __init__(self, size: int, folder: Path, *, timeout: float = 60, join: bool = True, **environment: str) -> None:
         self.log = folder / "ranks.log"
+        self._environment = environment
         self._requests: list[IO[str]] = []
         self._answers: list[IO[str]] = []
         arguments = (str(size), str(folder / "store"), str(timeout))
@@ -101,6 +105,7 @@ class Ranks:
 
     def _start(self, rank: int, *arguments: str, log: IO[str]) -> Fork:
         environ = _environ() | {"NPU_SIMULATOR_DEVICES": arguments[0], "NPU_SIMULATOR_MEMORY": "256MiB"}
+        environ |= self._environment
         stdin, request = os.pipe()
         answer, stdout = os.pipe()
         self._requests.append(os.fdopen(request, "w", buffering=1))

@@ -183,3 +183,90 @@ def test_faults_and_memory_checks_together(run_python: RunPython) -> None:
     )
     assert "'oom@2'" in done.stdout
     assert done.stdout.endswith("8.0\n"), done.stderr
+
+
+GRAPH = (
+    KERNELS
+    + """
+x, graph, kept, offset = torch.ones(25, device='npu'), torch.npu.NPUGraph(), [], None
+def reach(name):  # a kernel that writes `offset` bytes past the start of a tensor of 100 bytes that is freed afterwards
+    y = x * 2
+    def body(address=y.data_ptr()):
+        if offset is not None: ctypes.memset(address + offset, 1, 1)
+    kept.append(RUN(lambda _: body()))
+    table.launch(0, name, kept[-1], None, nothing)
+    return y
+with torch.npu.graph(graph):
+    z = reach(b"mine::first").sum()
+    z = z + reach(b"mine::second")[:20].exp().sum() + reach(b"mine::third").sum()
+def replayed():
+    graph.replay()
+    return abs(z.item() - 100 - 20 * 7.389056) < 0.01
+"""
+)
+"""A graph whose tensors are freed during its capture, beside which a replay may write where it must not."""
+
+
+def test_a_write_beside_memory_that_a_graph_freed_is_an_error_of_its_replay(run_python: RunPython) -> None:
+    done = run_python(
+        GRAPH
+        + """
+print(replayed())
+for offset in (100, -1):
+    try: graph.replay()
+    except RuntimeError as error: print(error)
+offset = None
+print(replayed())
+del graph, z
+print(torch.npu.memory_allocated(), torch.ones(1 << 20, device='npu').sum().item())
+""",
+        NPU_DEBUG="memory",
+    )
+    assert done.returncode == 0, done.stderr
+    first, past, before, last, allocated = done.stdout.splitlines()
+    assert first == last == "True"
+    assert re.match(r"npu memory check: kernel mine::first wrote out of bounds: 0 bytes past the end of the", past)
+    assert re.match(
+        r"npu memory check: kernel mine::first wrote out of bounds: 1 bytes before the start of the", before
+    )
+    assert allocated == "512 1048576.0"
+
+
+def test_a_replay_that_reaches_far_is_named(run_python: RunPython) -> None:
+    done = run_python(GRAPH + "offset = 4096\ngraph.replay()", NPU_DEBUG="memory")
+    assert done.returncode == -signal.SIGSEGV
+    assert re.search(r"bad write .* past the end of .* of 100 bytes at .*, in kernel mine::first\n", done.stderr), (
+        done.stderr
+    )
+
+
+def test_graphs_and_pools_work_as_they_do_without_checks(run_python: RunPython) -> None:
+    done = run_python(
+        """
+import torch
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).to("npu").eval()
+pool = torch.npu.graph_pool_handle()
+graphs = []
+with torch.inference_mode():
+    for tokens in (9, 5, 2):
+        x, graph = torch.zeros(2, tokens, 32, device="npu"), torch.npu.NPUGraph()
+        with torch.npu.graph(graph, pool=pool): y = layer(layer(x)).sort(-1)[0]
+        graphs.append((graph, x, y))
+    for graph, x, y in graphs * 2:
+        x.copy_(torch.randn(x.shape))
+        graph.replay()
+        torch.testing.assert_close(y, layer(layer(x)).sort(-1)[0])
+held = torch.npu.memory_allocated()
+del graph, graphs, x, y
+print(torch.npu.memory_allocated() < held, {s["segment_pool_id"] for s in torch.npu.memory_snapshot()} <= {(0, 0)})
+memory = torch.npu.MemPool()
+with torch.npu.use_mem_pool(memory):
+    values = [torch.full((n,), n, device="npu") for n in range(1, 2000, 37)]
+    del values[::2]
+    values += [torch.full((n,), n, device="npu") for n in range(1, 2000, 53)]
+print(all(value.eq(len(value)).all() for value in values))
+""",
+        NPU_DEBUG="memory",
+    )
+    assert done.stdout == "True True\nTrue\n", done.stderr
