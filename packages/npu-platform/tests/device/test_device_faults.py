@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 import torch
 from torch.npu import faults
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from .conftest import RunPython
 
@@ -63,41 +64,77 @@ def test_out_of_memory_goes_on_for_as_long_as_told() -> None:
     assert fault.struck == 5
 
 
-def training_step() -> Callable[[], float]:
-    """Return a step of a small model, forward and backward with attention, as a function that returns the loss."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).to(DEVICE)
-    model = torch.nn.Sequential(torch.nn.Embedding(11, 16), layer, torch.nn.Linear(16, 11)).to(DEVICE)
-    ids = torch.arange(12).reshape(2, 6).remainder(11).to(DEVICE)
+class Training:
+    """Steps of a small Llama that start from the same weights and states of the optimizer each time."""
 
-    def step() -> float:
-        model.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    def __init__(self) -> None:
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            attn_implementation="sdpa",
+        )
+        torch.manual_seed(0)
+        self.model = LlamaForCausalLM(config).to(DEVICE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.ids = torch.arange(12, device=DEVICE).reshape(2, 6)
+        self.step()  # now the optimizer has its states
+        states = self.optimizer.state.values()
+        self.tensors = [*self.model.parameters(), *(t for state in states for t in state.values())]
+        self.start = [tensor.detach().to("cpu", copy=True) for tensor in self.tensors]
+
+    def step(self) -> float:
+        """Do forward, backward and the optimizer's step; returns the loss."""
+        self.optimizer.zero_grad()
+        loss = self.model(self.ids, labels=self.ids).loss
         loss.backward()
+        self.optimizer.step()
         return loss.item()
 
-    return step
+    def run_from_start(self) -> tuple[float, list[torch.Tensor]]:
+        """Return the loss of a step and all that it has changed."""
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors, self.start, strict=True):
+                tensor.copy_(value)
+        loss = self.step()
+        return loss, [tensor.detach().to("cpu", copy=True) for tensor in self.tensors]
+
+    def leaves(self, allocated: int) -> bool:
+        """Return whether that is allocated but for gradients, when autograd's own threads have let go of theirs."""
+        self.optimizer.zero_grad()
+        for _ in range(1000):
+            gc.collect()
+            if torch.npu.memory_allocated() == allocated:
+                return True
+            time.sleep(0.01)
+        return False
 
 
 def test_out_of_memory_at_any_allocation_of_a_step_leaves_the_device_as_it_was() -> None:
-    step = training_step()
-    expected = step()
+    training = Training()
+    expected_loss, expected = training.run_from_start()
     gc.collect()
-    base = torch.npu.memory_allocated()
-    ooms = torch.npu.memory_stats()["num_ooms"]
+    gc.freeze()  # what is there already is not looked through after each step
+    training.optimizer.zero_grad()
+    base, ooms = torch.npu.memory_allocated(), torch.npu.memory_stats()["num_ooms"]
     for n in count(1):
         with faults.inject_out_of_memory(at=n) as fault:
             try:
-                assert step() == expected
+                loss, results = training.run_from_start()
             except torch.OutOfMemoryError:
                 assert fault.struck == 1
             else:
                 assert fault.struck == 0
                 break
-        assert step() == expected, f"after the failure of allocation {n}"
-        gc.collect()
-        assert torch.npu.memory_allocated() == base, f"after the failure of allocation {n}"
-    assert n > 50, "forward and backward allocate more often than that"
+        assert training.leaves(base), f"after the failure of allocation {n}"
+        assert works(), f"after the failure of allocation {n}"
+    gc.unfreeze()
+    assert loss == expected_loss
+    assert all(map(torch.equal, results, expected)), "a whole step after all that have failed"
+    assert n > 200, "forward, backward and the optimizer's step allocate more often than that"
     assert torch.npu.memory_stats()["num_ooms"] - ooms == n - 1
 
 

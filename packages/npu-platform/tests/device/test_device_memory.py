@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,30 +19,92 @@ DEVICE = "npu"
 MIB = 1 << 20
 
 
+def counted(*sizes: int, dtype: torch.dtype = torch.float32) -> int:
+    """Return the bytes that a new tensor is counted with, by the rule that caching_allocator.h states."""
+    nbytes = math.prod(sizes) * dtype.itemsize
+    step = 512
+    if 4096 < nbytes <= 512 << 10:
+        step = 2 ** ((nbytes - 1).bit_length() - 1) // 8
+    return -(-nbytes // step) * step
+
+
+ROWS, COLUMNS, WIDE = 300, 70, 130
+HALF, LONG, BOOL, COMPLEX = torch.bfloat16, torch.int64, torch.bool, torch.complex64
+Chain = list[tuple[str, Callable[[SimpleNamespace], object], list[int]]]
+# Name of what the step makes (its old value goes first where it is an operand no more), the op, and the bytes that its
+# results must be counted with: none for a view and for an op in place.
+CHAIN: Chain = [
+    ("x", lambda t: torch.randn(ROWS, COLUMNS, device=DEVICE), [counted(ROWS, COLUMNS)]),
+    ("y", lambda t: t.x * 2, [counted(ROWS, COLUMNS)]),
+    ("y", lambda t: t.y + 1, [counted(ROWS, COLUMNS)]),
+    ("z", lambda t: t.y.softmax(-1), [counted(ROWS, COLUMNS)]),
+    ("half", lambda t: t.z.to(HALF), [counted(ROWS, COLUMNS, dtype=HALF)]),
+    ("view", lambda t: t.half.view(COLUMNS, ROWS)[1:], []),
+    ("w", lambda t: torch.rand(COLUMNS, WIDE, device=DEVICE), [counted(COLUMNS, WIDE)]),
+    ("m", lambda t: t.x @ t.w, [counted(ROWS, WIDE)]),
+    ("total", lambda t: t.m.sum(), [counted(1)]),
+    ("columns", lambda t: t.m.mean(0), [counted(WIDE)]),
+    ("mask", lambda t: t.m > 0, [counted(ROWS, WIDE, dtype=BOOL)]),
+    ("integers", lambda t: t.mask.long(), [counted(ROWS, WIDE, dtype=LONG)]),
+    ("best", lambda t: t.m.argmax(1), [counted(ROWS, dtype=LONG)]),
+    ("sorted", lambda t: t.x.sort(1), [counted(ROWS, COLUMNS), counted(ROWS, COLUMNS, dtype=LONG)]),
+    ("top", lambda t: t.m.topk(5), [counted(ROWS, 5), counted(ROWS, 5, dtype=LONG)]),
+    ("both", lambda t: torch.cat([t.x, t.y]), [counted(2 * ROWS, COLUMNS)]),
+    ("stack", lambda t: torch.stack([t.x, t.y, t.z]), [counted(3, ROWS, COLUMNS)]),
+    ("in_place", lambda t: t.x.add_(1), []),
+    ("in_place", lambda t: t.x.relu_(), []),
+    ("view", lambda t: t.x.t(), []),
+    ("transposed", lambda t: t.x.t().contiguous(), [counted(COLUMNS, ROWS)]),
+    ("embedded", lambda t: F.embedding(t.sorted[1], t.w), [counted(ROWS, COLUMNS, WIDE)]),
+    ("embedded", lambda t: None, []),
+    ("normed", lambda t: F.layer_norm(t.m, (WIDE,)), [counted(ROWS, WIDE)]),
+    ("gelu", lambda t: F.gelu(t.m), [counted(ROWS, WIDE)]),
+    ("projected", lambda t: F.linear(t.x, t.w.t(), t.columns), [counted(ROWS, WIDE)]),
+    ("zeros", lambda t: torch.zeros(MIB + 3, device=DEVICE), [counted(MIB + 3)]),
+    ("halves", lambda t: t.zeros.half(), [counted(MIB + 3, dtype=torch.half)]),
+    ("squares", lambda t: t.halves[:1000].square(), [counted(1000, dtype=torch.half)]),
+    ("zeros", lambda t: None, []),
+    ("sums", lambda t: t.m.cumsum(1), [counted(ROWS, WIDE)]),
+    ("chosen", lambda t: torch.where(t.mask, t.m, t.sums), [counted(ROWS, WIDE)]),
+    ("filled", lambda t: t.m.masked_fill(t.mask, 0.0), [counted(ROWS, WIDE)]),
+    ("scattered", lambda t: t.x.scatter(1, t.sorted[1], t.sorted[0]), [counted(ROWS, COLUMNS)]),
+    ("gathered", lambda t: t.x.gather(1, t.sorted[1]), [counted(ROWS, COLUMNS)]),
+    ("selected", lambda t: t.x.index_select(0, t.best), [counted(ROWS, COLUMNS)]),
+    ("indexed", lambda t: t.y[t.best, t.top[1][:, 0] % COLUMNS], [counted(ROWS)]),
+    ("filters", lambda t: torch.randn(8, ROWS, 3, device=DEVICE), [counted(8, ROWS, 3)]),
+    ("convolved", lambda t: F.conv1d(t.x[None], t.filters), [counted(8, COLUMNS - 2)]),
+    ("pooled", lambda t: F.max_pool1d(t.x[None], 2), [counted(ROWS, COLUMNS // 2)]),
+    ("moments", lambda t: torch.var_mean(t.m, dim=0), [counted(WIDE), counted(WIDE)]),
+    ("spectrum", lambda t: torch.fft.rfft(t.x), [counted(ROWS, COLUMNS // 2 + 1, dtype=COMPLEX)]),
+    ("absolute", lambda t: t.spectrum.abs(), [counted(ROWS, COLUMNS // 2 + 1)]),
+    ("norm", lambda t: torch.linalg.vector_norm(t.m), [counted(1)]),
+    ("products", lambda t: torch.bmm(t.stack, t.stack.mT), [counted(3, ROWS, ROWS)]),
+    ("view", lambda t: t.x.expand(4, ROWS, COLUMNS), []),
+    ("repeated", lambda t: t.x.repeat(2, 1), [counted(2 * ROWS, COLUMNS)]),
+    ("padded", lambda t: F.pad(t.x, (1, 2)), [counted(ROWS, COLUMNS + 3)]),
+    ("flipped", lambda t: t.x.flip(0), [counted(ROWS, COLUMNS)]),
+    ("triangle", lambda t: torch.tril(t.m), [counted(ROWS, WIDE)]),
+    ("one_hot", lambda t: F.one_hot(t.best, WIDE), [counted(ROWS, WIDE, dtype=LONG)]),
+    ("range", lambda t: torch.arange(999, device=DEVICE), [counted(999, dtype=LONG)]),
+    ("out", lambda t: torch.add(t.x, 1, out=torch.empty(0, device=DEVICE)), [counted(ROWS, COLUMNS)]),
+    ("attended", lambda t: F.scaled_dot_product_attention(t.stack, t.stack, t.stack), [counted(3, ROWS, COLUMNS)]),
+    ("random", lambda t: torch.bernoulli(t.z), [counted(ROWS, COLUMNS)]),
+    ("copied", lambda t: t.half.clone(), [counted(ROWS, COLUMNS, dtype=HALF)]),
+]
+
+
 @pytest.mark.usefixtures("clean_memory")
 def test_every_step_of_a_chain_is_counted() -> None:
     base = torch.npu.memory_allocated()
-
-    def held() -> int:
-        return torch.npu.memory_allocated() - base
-
-    x = torch.randn(MIB, device=DEVICE)
-    assert held() == 4 * MIB
-    y = x * 2 + 1
-    assert held() == 8 * MIB
-    y = y.softmax(-1)
-    assert held() == 8 * MIB
-    z = y.to(torch.bfloat16)
-    assert held() == 10 * MIB
-    view = z.view(2, -1)[1]
-    assert held() == 10 * MIB
-    values, indices = x.sort()
-    assert held() == 22 * MIB
-    out = torch.empty(0, device=DEVICE)
-    torch.add(x, 1, out=out)
-    assert held() == 26 * MIB
-    del x, y, z, view, values, indices, out
-    assert held() == 0
+    tensors, held = SimpleNamespace(), {}
+    for number, (name, op, sizes) in enumerate(CHAIN):
+        setattr(tensors, name, op(tensors))
+        if sizes or getattr(tensors, name) is None:
+            held[name] = sum(sizes)
+        assert torch.npu.memory_allocated() - base == sum(held.values()), (number, name)
+    assert sum(bool(sizes) for _, _, sizes in CHAIN) >= 45
+    del tensors
+    assert torch.npu.memory_allocated() == base
 
 
 @pytest.mark.usefixtures("clean_memory")
