@@ -27,7 +27,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(Device device) const noexcept override { thread_state.device = device.index(); }
   DeviceIndex deviceCount() const noexcept override { return DeviceIndex(device_count_or_zero()); }
-  c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
+  c10::DeviceCapability getDeviceCapability(Device) const override {
+    c10::DeviceCapability capability;  // all dtypes; of those, npu tensors are never quantized
+    auto& has = capability.capability_data.supported_scalar_types;
+    has.has_QInt8 = has.has_QUInt8 = has.has_QInt32 = has.has_QUInt4x2 = has.has_QUInt2x4 = 0;
+    return capability;
+  }
   void synchronizeDevice(DeviceIndex device) const override {
     check_alive(device);
     refuse_during_capture("synchronize of the device");

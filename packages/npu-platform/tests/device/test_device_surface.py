@@ -103,6 +103,13 @@ def test_accelerator_means_npu() -> None:
     assert torch.accelerator.get_memory_info() == torch.npu.mem_get_info()
 
 
+def test_capability_lists_the_dtypes_that_a_tensor_can_have() -> None:
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert dtypes >= {torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64}
+    assert not dtypes & {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+    assert all(torch.empty(2, dtype=dtype, device=DEVICE).dtype == dtype for dtype in dtypes)
+
+
 def test_properties() -> None:
     properties = torch.npu.get_device_properties("npu:0")
     assert properties.name == torch.npu.get_device_name() == "Software NPU"
