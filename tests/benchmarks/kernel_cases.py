@@ -11,6 +11,10 @@ MODELS = {
     "qwen3-0.6b": {"hidden": 1024, "heads": 16, "kv_heads": 8, "size": 128, "inner": 3072, "vocabulary": 151_936},
     "llama3.2-1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "size": 64, "inner": 8192, "vocabulary": 128_256},
 }
+MIXTURES = {
+    "qwen3-30b-a3b": {"hidden": 2048, "width": 768, "experts": 128, "top_k": 8},
+    "gpt-oss-20b": {"hidden": 2880, "width": 2880, "experts": 32, "top_k": 4},
+}
 ROWS = (1, 8, 32, 64, 512)
 BATCHES = (1, 8, 32)
 CONTEXTS = (512, 4096)
@@ -115,4 +119,42 @@ def sampling_cases() -> list[Case]:
     ]
 
 
-CASES = [*linear_cases(), *attention_cases(), *small_cases(), *sampling_cases()]
+def expert_cases() -> list[Case]:
+    """The routed experts of one layer; each call chooses others."""
+    cases = []
+    for model, m in MIXTURES.items():
+        expert = 3 * m["hidden"] * m["width"]
+        for tokens in (1, 8, 32, 512):
+            chosen = round(m["experts"] * (1 - (1 - m["top_k"] / m["experts"]) ** tokens))
+            flops = 2 * tokens * m["top_k"] * expert
+            bound = "dram" if tokens * m["top_k"] <= 8 * m["experts"] else "fma"
+            cases.append(
+                Case("experts", f"{model} M={tokens}", {**m, "tokens": tokens}, 2 * chosen * expert, flops, bound)
+            )
+    return cases
+
+
+def lora_cases() -> list[Case]:
+    """The adapters of Llama-3.2-1B's queries, keys and values, of rank 16: one adapter, or four in one batch."""
+    m = MODELS["llama3.2-1b"]
+    columns, hidden = (m["heads"] + 2 * m["kv_heads"]) * m["size"], m["hidden"]
+    cases = []
+    for adapters in (1, 4):
+        for tokens in (1, 8, 32, 512):
+            flops = 2 * tokens * 16 * (3 * hidden + columns)
+            moved = 2 * min(adapters, tokens) * 16 * (3 * hidden + columns) + 4 * tokens * columns + 2 * tokens * hidden
+            numbers = {"adapters": adapters, "tokens": tokens, "hidden": hidden, "rank": 16, "size": m["size"]}
+            numbers |= {name: m[name] for name in ("heads", "kv_heads")}
+            label, bound = f"adapters={adapters} M={tokens}", "dram" if tokens <= 32 else "fma"
+            cases.append(Case("lora", label, numbers, moved, flops, bound))
+    return cases
+
+
+CASES = [
+    *linear_cases(),
+    *attention_cases(),
+    *expert_cases(),
+    *lora_cases(),
+    *small_cases(),
+    *sampling_cases(),
+]

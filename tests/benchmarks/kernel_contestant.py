@@ -97,6 +97,25 @@ class Contestant:
         lengths = torch.full((batch,), context)
         return tuple(self.tensor(x, torch.int32) for x in (table, starts, lengths))  # type: ignore[return-value]
 
+    def weights(self, *shape: int) -> Tensor:
+        """Small random numbers of many, without a wider copy of them."""
+        return torch.empty(shape, dtype=torch.bfloat16).uniform_(-0.05, 0.05).to(self.device)
+
+    def choices(self, experts: int, top_k: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """Weights and experts of the tokens, for several calls; every contestant gets the same."""
+        generator = torch.Generator().manual_seed(0)
+        pairs = [torch.rand(tokens, experts, generator=generator).topk(top_k, dim=-1) for _ in range(8)]
+        return [(self.tensor(weight, torch.float32), self.tensor(ids, torch.int32)) for weight, ids in pairs]
+
+    def adapters(
+        self, adapters: int, tokens: int, hidden: int, rank: int, size: int, heads: int, kv_heads: int
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[int], Tensor]:
+        """x, the stacks of A and of B for queries, keys and values, their columns, and each token's adapter."""
+        columns = [heads * size, kv_heads * size, kv_heads * size]
+        a = [self.random(adapters, 1, rank, hidden) for _ in columns]
+        b = [self.random(adapters, 1, n, rank) for n in columns]
+        return self.random(tokens, hidden), a, b, columns, self.tensor(torch.arange(tokens) % adapters, torch.int64)
+
 
 class Npu(Contestant):
     """npu-ops on npu tensors, as vLLM calls it."""
@@ -136,6 +155,29 @@ class Npu(Contestant):
         return [lambda kv=kv: call(kv) for kv in caches]
 
     prefill = decode
+
+    def experts(self, hidden: int, width: int, experts: int, top_k: int, tokens: int) -> list[Call]:
+        """Weights as vLLM has loaded them."""
+        x, w13, w2 = (
+            self.random(tokens, hidden),
+            self.weights(experts, 2 * width, hidden),
+            self.weights(experts, hidden, width),
+        )
+        plain = (None, None, None, "silu", False, 1.0, 0.0, float("inf"), False)
+        return [
+            lambda c=c: self.ops.fused_experts(x, w13, w2, *c, *plain) for c in self.choices(experts, top_k, tokens)
+        ]
+
+    def lora(self, **numbers: int) -> list[Call]:
+        """Both products."""
+        x, a, b, columns, indices = self.adapters(**numbers)
+        y, product = self.random(len(x), sum(columns)), torch.empty(3, len(x), numbers["rank"], device=self.device)
+
+        def call() -> None:
+            self.ops.lora_shrink(product, x, a, indices, 1.0)
+            self.ops.lora_expand(y, product, b, indices, columns, 0, True)
+
+        return [call]
 
     def rms_norm(self, width: int, rows: int) -> list[Call]:
         """Norm of each row."""
@@ -242,6 +284,31 @@ class Peer(Contestant):
         return [lambda kv=kv: call(*kv.chunk(2, dim=2)) for kv in caches]
 
     prefill = decode
+
+    def experts(self, hidden: int, width: int, experts: int, top_k: int, tokens: int) -> list[Call]:
+        """Weights packed as vLLM packs them after loading."""
+        import vllm._custom_ops as ops
+
+        x, out = self.random(tokens, hidden), self.random(tokens, hidden)
+        w13 = ops.cpu_prepack_moe_weight(self.weights(experts, 2 * width, hidden), self.isa)
+        w2 = ops.cpu_prepack_moe_weight(self.weights(experts, hidden, width), self.isa)
+
+        def call(weight: Tensor, ids: Tensor) -> None:
+            ops.cpu_fused_moe(out, x, w13, w2, None, None, weight, ids, "silu", self.isa)
+
+        return [lambda c=c: call(*c) for c in self.choices(experts, top_k, tokens)]
+
+    def lora(self, **numbers: int) -> list[Call]:
+        """As vLLM's runner sets it up: as a prefill, whatever the batch."""
+        from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+        x, a, b, columns, indices = self.adapters(**numbers)
+        y, wrapper = self.random(len(x), sum(columns)), PunicaWrapperCPU(len(x), len(x), "cpu")
+        wrapper._token_lora_indices.copy_(indices)
+        wrapper.indices_len[0] = len(x)
+        wrapper.is_prefill = True
+        wrapper._update_prefill_metadata(indices)
+        return [lambda: wrapper.add_lora_linear(y, x, tuple(a), tuple(b), 1.0, tuple(columns))]
 
     def rms_norm(self, width: int, rows: int) -> list[Call]:
         """Norm of each row."""

@@ -31,6 +31,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weight-offload": ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
     "quantisation": ({"quantization": "modelopt_fp4"}, "no kernels for modelopt_fp4"),
     "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
+    "lora-dtype": ({"enable_lora": True, "dtype": "float32", "lora_dtype": "float16"}, "leave out --lora-dtype"),
     "experts-lora": ({"model": "mixture", "enable_lora": True}, "leave out --enable-lora"),
 }
 REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {

@@ -42,6 +42,9 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
         return
     if model.is_moe:
         yield from _experts(vllm_config)
+    lora = vllm_config.lora_config
+    if lora is not None and lora.lora_dtype not in ("auto", model.dtype):
+        yield "LoRA adapters are multiplied in the model's dtype on npu: leave out --lora-dtype."
     if model.is_hybrid or model.is_attention_free:
         yield "State-space and linear-attention models have no npu kernels yet: serve an attention model."
     if model.is_encoder_decoder:
