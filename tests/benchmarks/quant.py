@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,8 +29,11 @@ except ImportError:
     PEER = False
 
 ops = torch.ops.npu_ops
-Layer = Callable[[torch.Tensor], torch.Tensor]
+Call = Callable[[torch.Tensor], torch.Tensor]
+Layer = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 MEMORY = 200 << 20  # bytes of bf16 weights to rotate over: beyond the caches
+# With one thread its own time, which a busy machine does not lengthen.
+clock = time.thread_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
 SHAPES = {"Qwen3-0.6B gate_up": (6144, 1024), "Qwen3-0.6B down": (1024, 3072), "Llama-3.2-1B qkv": (3072, 2048)}
 
 
@@ -54,19 +58,16 @@ def main() -> None:
 def cells(name: str, n: int, k: int, options: argparse.Namespace) -> list[str]:
     """Return, for each number of rows, times our bf16 and perhaps times the peer."""
     copies = max(2, MEMORY // (n * k * 2))
-    dense, ours, theirs = [], [], []
     make, make_peer = FORMATS[name]
-    for _ in range(copies):
-        weight = torch.randn(n, k, dtype=torch.bfloat16) * 0.02
-        dense.append(lambda x, w=weight: ops.linear(x, w, None))
-        ours.append(make(n, k))
-        if PEER and make_peer is not None:
-            theirs.append(make_peer(n, k))
+    dense, ours = rotated(bf16(n, k), copies), rotated(make(n, k), copies)
+    theirs = rotated(make_peer(n, k), copies) if PEER and make_peer is not None else []
     result = []
     for rows in options.rows:
         x = torch.randn(rows, k, dtype=torch.bfloat16)
         calls = min(copies, max(2, 64 // rows))
         base, peers = [], []
+        for layers in (dense, ours, theirs):  # what is made at a first call
+            timed(layers[:calls], x)
         for _ in range(options.rounds):
             own = timed(ours[:calls], x)
             base.append(timed(dense[:calls], x) / own)
@@ -76,24 +77,36 @@ def cells(name: str, n: int, k: int, options: argparse.Namespace) -> list[str]:
     return result
 
 
-def timed(layers: list[Layer], x: torch.Tensor) -> float:
+def rotated(layer: Layer, copies: int) -> list[Call]:
+    """Return the layer on several copies of its tensors."""
+    call, tensors = layer
+    made = [tensors, *(tuple(t.clone() for t in tensors) for _ in range(copies - 1))]
+    return [lambda x, own=own: call(x, *own) for own in made]
+
+
+def timed(layers: list[Call], x: torch.Tensor) -> float:
     """Seconds of the median call."""
-    times = []
+    times = [0.0] if not layers else []
     for layer in layers:
-        begin = time.perf_counter()
+        begin = clock()
         layer(x)
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
     return statistics.median(times)
+
+
+def bf16(n: int, k: int) -> Layer:
+    """The layer that the others are measured by."""
+    return lambda x, w: ops.linear(x, w, None), (torch.randn(n, k, dtype=torch.bfloat16) * 0.02,)
 
 
 def int4(group: int, zeros: bool) -> Callable[[int, int], Layer]:
     """Weights of 4 bits."""
 
     def make(n: int, k: int) -> Layer:
-        weight = panels.pack(torch.randint(0, 16, (n, k)), 4)
+        weight = panels.pack(torch.randint(0, 16, (n, k), dtype=torch.uint8), 4)
         scales = panels.pack_groups(torch.rand(n, k // group).bfloat16())
-        zero = panels.pack_groups(torch.randint(0, 16, (n, k // group)).to(torch.int8)) if zeros else None
-        return lambda x: ops.weight_only_linear(x, weight, scales, zero, None, None, n, group)
+        zero = (panels.pack_groups(torch.randint(0, 16, (n, k // group), dtype=torch.int8)),) if zeros else ()
+        return lambda x, w, s, z=None: ops.weight_only_linear(x, w, s, z, None, None, n, group), (weight, scales, *zero)
 
     return make
 
@@ -102,51 +115,51 @@ def int4_peer(group: int, zeros: bool) -> Callable[[int, int], Layer]:
     """vLLM's W4A16 kernel, as its CPU layer calls it."""
 
     def make(n: int, k: int) -> Layer:
-        weight = torch.randint(-(2**31), 2**31, (n // 16, k * 2), dtype=torch.int64).int()
-        scales = torch.rand(k // group, n).bfloat16()
-        zero = torch.randint(-(2**31), 2**31, (k // group, n // 8), dtype=torch.int64).int() if zeros else None
         isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
-        return lambda x: peer.cpu_gemm_wna16(
-            input=x, q_weight=weight, scales=scales, zeros=zero, g_idx=None, bias=None, pack_factor=8, isa_hint=isa
-        )
+
+        def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+            return peer.cpu_gemm_wna16(input=x, q_weight=w, scales=s, zeros=z, bias=None, pack_factor=8, isa_hint=isa)
+
+        weight = torch.randint(0, 2**31 - 1, (n // 16, k * 2), dtype=torch.int32)
+        zero = (torch.randint(0, 2**31 - 1, (k // group, n // 8), dtype=torch.int32),) if zeros else ()
+        return call, (weight, torch.rand(k // group, n).bfloat16(), *zero)
 
     return make
 
 
 def int8(n: int, k: int) -> Layer:
     """Weights and activations of 8 bits, by channel and token."""
-    weight = panels.pack(torch.randint(-128, 128, (n, k)).to(torch.int8), 8)
-    scale = torch.rand(n)
 
-    def layer(x: torch.Tensor) -> torch.Tensor:
+    def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         q, x_scale, _ = ops.dynamic_int8_quant(x, True)
-        return ops.int8_linear(q, x_scale, None, weight, scale, None, None, n, x.dtype)
+        return ops.int8_linear(q, x_scale, None, w, s, None, None, n, x.dtype)
 
-    return layer
+    return call, (panels.pack(torch.randint(-128, 128, (n, k), dtype=torch.int8), 8), torch.rand(n))
 
 
 def int8_peer(n: int, k: int) -> Layer:
-    """vLLM's oneDNN kernel, as its CPU layer calls it."""
-    weight, scale = torch.randint(-128, 128, (n, k)).to(torch.int8).t(), torch.rand(n, 1)
-    handler = peer.create_onednn_scaled_mm(weight, scale, torch.bfloat16, True, False, 32)
+    """vLLM's oneDNN kernel, as its CPU layer calls it; it packs the weights by itself, once a copy."""
+    handlers: dict[int, Any] = {}
 
-    def layer(x: torch.Tensor) -> torch.Tensor:
+    def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        if w.data_ptr() not in handlers:
+            handlers[w.data_ptr()] = peer.create_onednn_scaled_mm(w.t(), s, torch.bfloat16, True, False, 32)
         q, x_scale, x_zero = peer.onednn_scaled_int8_quant(x, None, None, True)
         out = torch.empty(len(x), n, dtype=x.dtype)
-        peer.onednn_scaled_mm(handler, q, out, x_scale, x_zero, None, None)
+        peer.onednn_scaled_mm(handlers[w.data_ptr()], q, out, x_scale, x_zero, None, None)
         return out
 
-    return layer
+    return call, (torch.randint(-128, 128, (n, k), dtype=torch.int8), torch.rand(n, 1))
 
 
 def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
     """Weights of 8-bit floats with scales of blocks or, for 0, of channels."""
 
     def make(n: int, k: int) -> Layer:
-        weight = torch.randn(n, k).to(torch.float8_e4m3fn)
         scale = torch.rand((n // block) * (k // block)) if block else torch.rand(n)
         blocks = (block, block) if block else (1, k)
-        return lambda x: ops.fp8_linear(x, weight, scale, None, None, x_group and min(x_group, k), *blocks)
+        weight = torch.randn(n, k).to(torch.float8_e4m3fn)
+        return lambda x, w, s: ops.fp8_linear(x, w, s, None, None, min(x_group, k), *blocks), (weight, scale)
 
     return make
 

@@ -55,34 +55,22 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
     "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128)),
     "gptq-order": lambda folder: quantized.gptq(folder, Rounding(group=32, symmetric=False, order=True)),
-    "compressed-w4": lambda folder: quantized.compressed(
+    "compressed": lambda folder: quantized.compressed(
         folder,
         {
-            r".*\.0\.self_attn\..*_proj": packed(4, "group", group_size=32),
-            r".*\.0\.mlp\..*_proj": packed(4, "channel"),
-            r".*\.1\.self_attn\..*_proj": packed(4, "group", False, group_size=128),
-            r".*\.1\.mlp\..*_proj": packed(8, "group", group_size=64),
-            r".*\.2\..*_proj": packed(4, "group", group_size=64),
-        },
-    ),
-    "compressed-w8a8": lambda folder: quantized.compressed(
-        folder,
-        {
-            r".*\.0\.self_attn\..*_proj": eight_bits("channel", "token", True),
-            r".*\.0\.mlp\..*_proj": eight_bits("channel", "token", False),
-            r".*\.1\.self_attn\..*_proj": eight_bits("channel", "tensor", True),
-            r".*\.1\.mlp\..*_proj": eight_bits("tensor", "token", True),
-            r".*\.2\..*_proj": eight_bits("channel", "tensor", False),
-        },
-    ),
-    "compressed-fp8": lambda folder: quantized.compressed(
-        folder,
-        {
-            r".*\.0\.self_attn\..*_proj": floats("channel", "token"),
-            r".*\.0\.mlp\..*_proj": floats("tensor", "tensor"),
-            r".*\.1\.self_attn\..*_proj": floats("block", "group", block_structure=[128, 128]),
-            r".*\.1\.mlp\..*_proj": floats("channel", None),
-            r".*\.2\..*_proj": floats("tensor", None),
+            # fused layers have one scheme: three layers of four
+            r".*\.0\.self_attn\.[qkv]_proj": packed(4, "group", group_size=32),
+            r".*\.0\.self_attn\.o_proj": packed(4, "channel"),
+            r".*\.0\.mlp\.(gate|up)_proj": packed(4, "group", False, group_size=128),
+            r".*\.0\.mlp\.down_proj": packed(8, "group", group_size=64),
+            r".*\.1\.self_attn\.[qkv]_proj": eight_bits("channel", "token", True),
+            r".*\.1\.self_attn\.o_proj": eight_bits("channel", "token", False),
+            r".*\.1\.mlp\.(gate|up)_proj": eight_bits("tensor", "tensor", True),
+            r".*\.1\.mlp\.down_proj": eight_bits("channel", "tensor", False),
+            r".*\.2\.self_attn\.[qkv]_proj": floats("channel", "token"),
+            r".*\.2\.self_attn\.o_proj": floats("tensor", "tensor"),
+            r".*\.2\.mlp\.(gate|up)_proj": floats("block", "group", block_structure=[128, 128]),
+            r".*\.2\.mlp\.down_proj": floats("channel", None),
         },
     ),
     "fp8-blocks": quantized.fp8_blocks,

@@ -62,8 +62,8 @@ def test_scales_bias_and_devices(ops, device, dtype, rows, per_token):
 
 
 def test_a_row_is_the_same_whatever_shares_the_batch(ops, isa):
-    x, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((50, 300), (64, 300)))
-    scale = torch.rand(50, 1)
+    x, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((1100, 300), (64, 300)))
+    scale = torch.rand(1100, 1)
     given = packed(w, torch.rand(64))
     together = ops.int8_linear(x, scale, None, *given, None, 64, torch.bfloat16)
     for rows in (1, 4, 7, 20):

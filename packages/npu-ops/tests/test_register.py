@@ -87,6 +87,42 @@ print("equal")
     assert run(code)[-1] == "equal"
 
 
+def test_quantised_layers_choose_the_kernels_and_name_what_they_lack():
+    code = (
+        PRELUDE
+        + """
+from vllm.model_executor.kernels.linear import *
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.utils.quant_utils import *
+from vllm.scalar_type import scalar_types as types
+def kernel(weight, zeros=False, group=128, inputs=256):
+    return choose_mp_linear_kernel(MPLinearLayerConfig((inputs, 64), (inputs, 64), weight, torch.bfloat16, group, zeros)).__name__
+with set_current_vllm_config(config):
+    ours = "NpuWeightOnlyLinearKernel"
+    assert {kernel(types.uint4b8), kernel(types.uint8b128, group=-1), kernel(types.uint4, True, 32)} == {ours}
+    for given, said in [((types.uint2b2,), "4 and 8 bits"), ((types.uint4b8, False, 48), "groups of 48"), ((types.uint4b8, False, 128, 192), "192 inputs")]:
+        try: kernel(*given)
+        except ValueError as error: assert said in str(error), error
+        else: raise AssertionError(given)
+    int8 = init_int8_linear_kernel(True, False, False, "layer")
+    assert type(int8).__name__ == "NpuInt8LinearKernel"
+    torch.set_default_dtype(torch.bfloat16)
+    for weight, activation in [(kFp8StaticTensorSym, kFp8DynamicTokenSym), (kFp8Static128BlockSym, kFp8Dynamic128Sym)]:
+        fp8 = init_fp8_linear_kernel(activation, weight, torch.bfloat16, torch.bfloat16, (256, 256))
+        assert type(fp8).__name__ == "NpuFp8LinearKernel"
+    for name, ours in [("auto_gptq", "NpuGPTQConfig"), ("auto_awq", "NpuAWQConfig")]:
+        assert get_quantization_config(name).__name__ == ours
+    gptq = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True}
+    assert get_quantization_config("auto_gptq").from_config(gptq).desc_act
+    try: get_quantization_config("auto_gptq").from_config({**gptq, "dynamic": {"+:.*down.*": {"desc_act": False}}})
+    except ValueError as error: assert "one desc_act" in str(error)
+    else: raise AssertionError
+print("chosen")
+"""
+    )
+    assert run(code)[-1] == "chosen"
+
+
 def test_linear_layers_swap_only_the_unquantized_method():
     code = (
         PRELUDE

@@ -6,7 +6,7 @@
 // so that kernels of 256 and of 512 bits read whole registers that feed the instruction for products of 16-bit pairs.
 #pragma once
 
-#include "vector/vec.h"
+#include "vector/parts.h"
 
 namespace npu_ops {
 namespace {

@@ -45,29 +45,25 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Bring the weights back to rows, and give each scale a block of them. Raises ValueError for NaN."""
-        weight = layer.weight.data
+        """Say which block of weights each scale is for; weights stay in vLLM's layout. Raises ValueError for NaN."""
         shape = self.config.weight_quant_key.scale.group_shape
-        is_block = shape.row > 1 and shape.col > 1
-        if not is_block:
-            weight = weight.t()  # vLLM hands over [K, N]
+        self.is_block = shape.row > 1 and shape.col > 1
+        weight = layer.weight.data if self.is_block else layer.weight.data.t()  # vLLM hands over [K, N]
         n, k = weight.shape
         if (weight.view(torch.uint8) & 127 == 127).any():
             msg = f"{getattr(layer, 'prefix', 'a layer')} has NaN among its fp8 weights: the checkpoint is damaged."
             raise ValueError(msg)
+        if not weight.is_contiguous():
+            weight = weight.contiguous()
+            replace_parameter(layer, "weight", weight if self.is_block else weight.t())
         name = "weight_scale_inv" if getattr(layer, "weight_scale_inv", None) is not None else "weight_scale"
-        scale = getattr(layer, name).data.float()
-        if is_block:
-            self.block = (shape.row, shape.col)
-        elif scale.numel() == 1:
+        scale = getattr(layer, name).data
+        self.block = (shape.row, shape.col) if self.is_block else (1, k)
+        if not self.is_block and scale.numel() == 1:
             self.block = (n, k)
-        elif scale.numel() == n:
-            self.block = (1, k)
-        else:  # a scale for each shard
+        elif not self.is_block and scale.numel() != n:  # a scale for each shard
             scale = scale.flatten().repeat_interleave(torch.tensor(layer.logical_widths, device=scale.device))
-            self.block = (1, k)
-        replace_parameter(layer, "weight", weight.contiguous())
-        replace_parameter(layer, name, scale.contiguous())
+        replace_parameter(layer, name, scale.float().contiguous())
         self.scale_name = name
         activations = self.config.activation_quant_key.scale
         self.group = 0
@@ -77,10 +73,8 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         x_scale = getattr(layer, "input_scale", None) if self.group else None
-        scale = getattr(layer, self.scale_name)
-        y = ops.fp8_linear(
-            x, layer.weight, scale, None if bias is None else bias.data, x_scale, self.group, *self.block
-        )
+        weight, scale = layer.weight if self.is_block else layer.weight.t(), getattr(layer, self.scale_name)
+        y = ops.fp8_linear(x, weight, scale, None if bias is None else bias.data, x_scale, self.group, *self.block)
         return y if y.dtype == self.config.out_dtype else y.to(self.config.out_dtype)
 
     def apply_scaled_mm(self, **_: Any) -> Tensor:
