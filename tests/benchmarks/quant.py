@@ -24,9 +24,8 @@ try:
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
-    PEER = hasattr(torch.ops._C, "cpu_gemm_wna16")
 except ImportError:
-    PEER = False
+    pass
 
 ops = torch.ops.npu_ops
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -60,7 +59,7 @@ def cells(name: str, n: int, k: int, options: argparse.Namespace) -> list[str]:
     copies = max(2, MEMORY // (n * k * 2))
     make, make_peer = FORMATS[name]
     dense, ours = rotated(bf16(n, k), copies), rotated(make(n, k), copies)
-    theirs = rotated(make_peer(n, k), copies) if PEER and make_peer is not None else []
+    theirs = rotated(make_peer(n, k), copies) if make_peer is not None else []
     result = []
     for rows in options.rows:
         x = torch.randn(rows, k, dtype=torch.bfloat16)
@@ -164,10 +163,15 @@ def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
     return make
 
 
+def only_with(op: str, make: Callable[[int, int], Layer]) -> Callable[[int, int], Layer] | None:
+    """Return the peer's layer where its build for this machine has the op: on AVX2 it lacks that for 4 bits."""
+    return make if hasattr(torch.ops._C, op) else None
+
+
 FORMATS: dict[str, tuple[Callable[[int, int], Layer], Callable[[int, int], Layer] | None]] = {
-    "W4A16, groups of 128": (int4(128, False), int4_peer(128, False)),
-    "W4A16, groups of 32, zero points": (int4(32, True), int4_peer(32, True)),
-    "W8A8 int8": (int8, int8_peer),
+    "W4A16, groups of 128": (int4(128, False), only_with("cpu_gemm_wna16", int4_peer(128, False))),
+    "W4A16, groups of 32, zero points": (int4(32, True), only_with("cpu_gemm_wna16", int4_peer(32, True))),
+    "W8A8 int8": (int8, only_with("onednn_scaled_mm", int8_peer)),
     "W8A16 fp8, channels": (fp8(0, 0), None),
     "W8A8 fp8, blocks of 128": (fp8(128, 128), None),
 }
