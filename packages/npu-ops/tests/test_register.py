@@ -91,9 +91,9 @@ def test_quantised_layers_choose_the_kernels_and_name_what_they_lack():
     code = (
         PRELUDE
         + """
-from vllm.model_executor.kernels.linear import *
+from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel, init_fp8_linear_kernel, init_int8_linear_kernel
 from vllm.model_executor.layers.quantization import get_quantization_config
-from vllm.model_executor.layers.quantization.utils.quant_utils import *
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8DynamicTokenSym, kFp8Static128BlockSym, kFp8StaticTensorSym
 from vllm.scalar_type import scalar_types as types
 def kernel(weight, zeros=False, group=128, inputs=256):
     return choose_mp_linear_kernel(MPLinearLayerConfig((inputs, 64), (inputs, 64), weight, torch.bfloat16, group, zeros)).__name__
