@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.model_executor.kernels.linear import (
     _POSSIBLE_FP8_BLOCK_KERNELS,
     _POSSIBLE_WFP8A16_KERNELS,
@@ -70,7 +70,7 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
         if self.rounds_inputs:
             self.group = activations.group_shape.col if activations.group_shape.is_per_group() else k
 
-    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         x_scale = getattr(layer, "input_scale", None) if self.group else None
         weight, scale = layer.weight if self.is_block else layer.weight.t(), getattr(layer, self.scale_name)
