@@ -139,18 +139,23 @@ class Npu(Contestant):
         self, heads: int, kv_heads: int, size: int, batch: int, queries: int, context: int, cache: str
     ) -> list[Call]:
         """Blocks of keys and values side by side."""
-        if cache != "auto":
-            msg = f"no {cache} cache"
-            raise NotImplementedError(msg)
         table, starts, lengths = self.batch(batch, queries, context)
         query = self.random(batch * queries, heads, size)
         output = torch.empty_like(query)
-        one = self.random(table.numel(), kv_heads, BLOCK, 2 * size)
-        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
         options = (size**-0.5, True, -1, -1, 0.0, None, None)
+        shape = (table.numel(), kv_heads, BLOCK, 2 * size)
+        if cache == "auto":
+            one, op, scales = self.random(*shape), self.ops.paged_attention, ()
+        else:
+            code = torch.int8 if cache.startswith("int8") else torch.float8_e4m3fn
+            one = torch.randint(0, 60, shape, dtype=torch.int8).to(self.device).view(code)
+            op = self.ops.paged_attention_quantized
+            each = shape[:3] if cache.endswith("per_token_head") else ()
+            scales = tuple(torch.full(each, 0.01).to(self.device) for _ in range(2))
+        caches = [one, *(one.clone() for _ in range(copies(one.numel() * one.element_size()) - 1))]
 
         def call(kv: Tensor) -> None:
-            self.ops.paged_attention(output, query, kv[..., :size], kv[..., size:], table, starts, lengths, *options)
+            op(output, query, kv[..., :size], kv[..., size:], *scales, table, starts, lengths, *options)
 
         return [lambda kv=kv: call(kv) for kv in caches]
 
@@ -178,6 +183,17 @@ class Npu(Contestant):
             self.ops.lora_expand(y, product, b, indices, columns, 0, True)
 
         return [call]
+
+    def mla_decode(self, heads: int, batch: int, context: int) -> list[Call]:
+        """Latents are the keys of one head; their first part is the values."""
+        table, starts, lengths = self.batch(batch, 1, context)
+        query = self.random(batch, heads, 576)
+        output = self.random(batch, heads, 512)
+        one = self.random(table.numel(), 1, BLOCK, 576)
+        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+        options = (0.1, True, -1, -1, 0.0, None, None)
+        call = self.ops.paged_attention
+        return [lambda kv=kv: call(output, query, kv, kv[..., :512], table, starts, lengths, *options) for kv in caches]
 
     def rms_norm(self, width: int, rows: int) -> list[Call]:
         """Norm of each row."""
@@ -309,6 +325,17 @@ class Peer(Contestant):
         wrapper.is_prefill = True
         wrapper._update_prefill_metadata(indices)
         return [lambda: wrapper.add_lora_linear(y, x, tuple(a), tuple(b), 1.0, tuple(columns))]
+
+    def mla_decode(self, heads: int, batch: int, context: int) -> list[Call]:
+        """The kernel that vLLM's CPU_MLA backend calls; its blocks have 16 tokens."""
+        blocks = context // 16
+        table = torch.randperm(batch * blocks).view(batch, blocks).int()
+        lengths = torch.full((batch,), context, dtype=torch.int32)
+        query, output = self.random(batch, heads, 576), self.random(batch, heads, 512)
+        one = self.random(table.numel(), 16, 576)
+        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+        call = self.ops.mla_decode_kvcache
+        return [lambda kv=kv: call(output, query, kv, 0.1, table, lengths) for kv in caches]
 
     def rms_norm(self, width: int, rows: int) -> list[Call]:
         """Norm of each row."""

@@ -98,6 +98,14 @@ def test_values_of_another_size(isa, dtype):
     Batch([1, 30], [90, 60], size=96, value_size=64, dtype=dtype).compare(options())
 
 
+@pytest.mark.parametrize("heads", [1, 16, 128])
+def test_latents(isa, dtype, heads):
+    """The values are the first part of the keys, of one head for all queries, as in absorbed latent attention."""
+    batch = Batch([1, 3, 1], [200, 40, 1], (heads, 1), 320, dtype=dtype)
+    batch.value, batch.value_size = batch.key[..., :256], 256
+    batch.compare(options(scale=0.05))
+
+
 def test_on_each_device(device, dtype):
     Batch(*MIXED, dtype=dtype).compare(options(sinks=torch.randn(4)), device=device)
 
@@ -129,6 +137,58 @@ def test_flat_query_and_output(isa):
     tensors = (batch.query.flatten(1), batch.key, batch.value, batch.table, batch.starts, batch.lengths)
     torch.ops.npu_ops.paged_attention(out, *tensors, *options())
     check(out.unflatten(-1, (4, 64)), torch.where(expected == 7, 0.0, expected), torch.float32)
+
+
+CODES = [torch.float8_e4m3fn, torch.int8]
+SCALES = ["one", "head", "token"]
+
+
+class CodedBatch(Batch):
+    """The same with caches of codes; what the reference reads are the same codes."""
+
+    def __init__(self, *args, code, scales, **kwargs):
+        super().__init__(*args, **kwargs)
+        blocks, heads, block_size = self.key.shape[:3]
+        shape = {"one": (), "head": (heads,), "token": (blocks, heads, block_size)}[scales]
+        self.scales = [torch.rand(shape) * 0.02 + 0.01 for _ in range(2)]
+        if code == torch.int8:
+            self.codes = [torch.randint(-127, 128, x.shape, dtype=code) for x in (self.key, self.value)]
+        else:  # every code but that for NaN, subnormal ones too
+            self.codes = [
+                (torch.randint(0, 127, x.shape) | 128 * torch.randint(0, 2, x.shape)).byte().view(code)
+                for x in (self.key, self.value)
+            ]
+
+    def run(self, op, *options, device="cpu"):
+        to = lambda x: x.to(device) if isinstance(x, torch.Tensor) else x  # noqa: E731
+        out = torch.full((*self.query.shape[:2], self.value_size), 7.0, dtype=self.dtype, device=device)
+        tensors = (self.query, *self.codes, *self.scales, self.table, self.starts, self.lengths, *options)
+        op(out, *map(to, tensors))
+        return out.cpu()
+
+    def compare(self, options, device="cpu"):
+        actual = self.run(torch.ops.npu_ops.paged_attention_quantized, *options, device=device)
+        expected = self.run(REFERENCE.paged_attention_quantized.reference, *options)
+        check(actual / 8, expected / 8, self.dtype)  # values go up to about 10
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((5, 1), 128), ((8, 2), 40)])
+def test_codes(isa, dtype, code, scales, heads, size):
+    CodedBatch(*MIXED, heads=heads, size=size, dtype=dtype, code=code, scales=scales).compare(options(scale=0.02))
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+def test_codes_with_all_options_on_each_device(device, code):
+    option = options(scale=0.02, left=300, cap=30.0, slopes=torch.rand(4) / 8, sinks=torch.randn(4))
+    CodedBatch([1, 40], [2000, 300], code=code, scales="token").compare(option, device=device)
+
+
+def test_codes_of_tiny_queries_keep_their_precision(isa):
+    batch = CodedBatch([1], [50], code=torch.float8_e4m3fn, scales="one")
+    batch.query *= 1e-6
+    batch.compare(options(scale=1e4))
 
 
 @pytest.mark.parametrize("causal", [True, False])

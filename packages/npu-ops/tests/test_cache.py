@@ -59,3 +59,26 @@ def test_too_few_keys_are_refused(ops):
         ops.reshape_and_cache(
             torch.randn(2, 1, 8), torch.randn(2, 1, 8), *caches(2, 1, 4, 8, 8), torch.tensor([0, 1, 2])
         )
+
+
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.int8], ids=["e4m3", "int8"])
+@pytest.mark.parametrize("scales", ["one", "head", "token"])
+@pytest.mark.parametrize("size", [64, 36])
+def test_codes_equal_the_reference(ops, isa, device, dtype, code, scales, size):
+    import npu_ops
+
+    key, value = (torch.randn(9, 3, size).to(dtype) for _ in range(2))
+    key[0], key[1, 0], value[2, 0, :3] = 0, 1e-3, torch.tensor([1e4, -1e4, 2.0**-9])
+    slots = torch.tensor([3, 17, -1, 4, 0, 8, 21, 9, 2])
+    shape = {"one": (), "head": (3,), "token": (4, 3, 7)}[scales]
+    results = []
+    for op, where in ((npu_ops.definitions.cache.reshape_and_cache_quantized.reference, "cpu"), (None, device)):
+        torch.manual_seed(1)
+        # keys, then values, then their scales behind each other, as strided views of one buffer would be
+        kv = torch.zeros(4, 3, 7, 2 * size, dtype=torch.uint8).to(where).view(code)
+        scale = [torch.full(shape, 0.011).to(where), torch.full(shape, 0.5).to(where)]
+        arguments = (key.to(where), value.to(where), kv[..., :size], kv[..., size:], *scale, slots.to(where))
+        (op or ops.reshape_and_cache_quantized)(*arguments)
+        results.append([kv.view(torch.uint8).cpu(), *(x.cpu() for x in scale)])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)

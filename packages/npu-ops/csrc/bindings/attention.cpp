@@ -64,18 +64,16 @@ AttentionParams common(const Tensor& output, const Tensor& query, const Tensor& 
   return p;
 }
 
-void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor query_start_loc,
-                     Tensor seq_lens, double scale, bool causal, int64_t window_left, int64_t window_right, double soft_cap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+// What the ops over a cache share; the caches' dtype is checked by the caller.
+AttentionParams paged(const Tensor& output, const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_table,
+                      const Tensor& query_start_loc, const Tensor& seq_lens, const Options& o) {
   NPU_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "paged_attention: caches must be [blocks, heads, tokens of a block, size].");
-  check_same_dtype(query, key_cache, "key_cache");
-  check_same_dtype(query, value_cache, "value_cache");
+  check_same_dtype(key_cache, value_cache, "value_cache");
   check_dense_rows(key_cache, "key_cache");
   check_dense_rows(value_cache, "value_cache");
   check_index(block_table, "block_table");
   check_index(seq_lens, "seq_lens");
-  AttentionParams p = common(output, query, query_start_loc, key_cache.size(3), value_cache.size(3), key_cache.size(1),
-                             {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+  AttentionParams p = common(output, query, query_start_loc, key_cache.size(3), value_cache.size(3), key_cache.size(1), o);
   NPU_CHECK(block_table.dim() == 2 && block_table.size(0) >= p.requests && seq_lens.numel() >= p.requests,
             "paged_attention: block_table and seq_lens must have a row for each of ", p.requests, " requests.");
   p.block_table = static_cast<const int32_t*>(block_table.data_ptr());
@@ -85,7 +83,49 @@ void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value
   p.key = key_cache.data_ptr(), p.key_block = key_cache.stride(0), p.key_head = key_cache.stride(1), p.key_token = key_cache.stride(2);
   p.value = value_cache.data_ptr(), p.value_block = value_cache.stride(0), p.value_head = value_cache.stride(1),
   p.value_token = value_cache.stride(2);
+  return p;
+}
+
+void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor query_start_loc,
+                     Tensor seq_lens, double scale, bool causal, int64_t window_left, int64_t window_right, double soft_cap,
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+  check_same_dtype(query, key_cache, "key_cache");
+  const AttentionParams p = paged(output, query, key_cache, value_cache, block_table, query_start_loc, seq_lens,
+                                  {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
   launch<attention_tiers>(query, "npu_ops::paged_attention", p);
+}
+
+void check_scale(const Tensor& scale, const Tensor& cache, const char* name) {
+  NPU_CHECK(scale.scalar_type() == ScalarType::Float, "paged_attention_quantized: ", name, " must be float32.");
+  if (scale.dim() == 3) {
+    NPU_CHECK(scale.size(0) == cache.size(0) && scale.size(1) == cache.size(1) && scale.size(2) == cache.size(2),
+              "paged_attention_quantized: ", name, " must be [blocks, heads, tokens of a block].");
+    return;
+  }
+  NPU_CHECK(scale.dim() <= 1 && (scale.numel() == 1 || scale.numel() == cache.size(1)) && scale.is_contiguous(),
+            "paged_attention_quantized: ", name, " must be one, [heads] or [blocks, heads, tokens of a block].");
+}
+
+void paged_attention_quantized(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor key_scale, Tensor value_scale,
+                               Tensor block_table, Tensor query_start_loc, Tensor seq_lens, double scale, bool causal, int64_t window_left,
+                               int64_t window_right, double soft_cap, std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+  AttentionParams p = paged(output, query, key_cache, value_cache, block_table, query_start_loc, seq_lens,
+                            {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+  const ScalarType code = key_cache.scalar_type();
+  NPU_CHECK(code == ScalarType::Float8_e4m3fn || code == ScalarType::Char, "paged_attention_quantized: caches must be float8_e4m3fn or int8.");
+  check_scale(key_scale, key_cache, "key_scale");
+  check_scale(value_scale, value_cache, "value_scale");
+  NPU_CHECK(key_scale.dim() == value_scale.dim(), "paged_attention_quantized: both scales must be of one kind.");
+  p.code = code == ScalarType::Char ? Code::int8 : Code::e4m3;
+  p.key_scale = static_cast<const float*>(key_scale.data_ptr()), p.value_scale = static_cast<const float*>(value_scale.data_ptr());
+  p.token_scales = key_scale.dim() == 3;
+  if (p.token_scales) {
+    p.key_scale_block = key_scale.stride(0), p.key_scale_head = key_scale.stride(1), p.key_scale_token = key_scale.stride(2);
+    p.value_scale_block = value_scale.stride(0), p.value_scale_head = value_scale.stride(1), p.value_scale_token = value_scale.stride(2);
+  } else {
+    p.key_scale_head = key_scale.numel() > 1, p.value_scale_head = value_scale.numel() > 1;
+  }
+  launch<attention_tiers>(query, "npu_ops::paged_attention_quantized", p);
 }
 
 void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, double scale, bool causal,
@@ -107,6 +147,7 @@ void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Ten
 
 NPU_OPS(m) {
   m.impl("paged_attention", TORCH_BOX(&paged_attention));
+  m.impl("paged_attention_quantized", TORCH_BOX(&paged_attention_quantized));
   m.impl("varlen_attention", TORCH_BOX(&varlen_attention));
 }
 

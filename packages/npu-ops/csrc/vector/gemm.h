@@ -1,7 +1,7 @@
 // Matrix products in float on registers: blocks of C += A * B, and sums of products of rows.
 #pragma once
 
-#include "vector/vec.h"
+#include "vector/codes.h"
 
 namespace npu_ops {
 namespace {
@@ -111,6 +111,7 @@ NPU_INLINE void pack_panel_transposed(float* panel, const Row& row, int64_t n, i
 //
 // RowDot<T>: Packed, the element of the packed x; kStep, elements of a row read at a time, in kParts vectors; kLanes, elements of
 // the packed x that meet one vector.
+// The sums of codes are to be multiplied by kDrop<T>.
 // bf16: two values share a 32-bit lane; a shift gives the even ones, a mask the odd ones as floats, and x is packed in that order.
 template <class T>
 struct RowDot {
@@ -119,11 +120,14 @@ struct RowDot {
   static constexpr int kStep = W, kParts = 1, kLanes = W;
   template <int Part>
   static NPU_INLINE Vector part(const T* w) {
-    return load(w);
+    return load_small(w);
   }
   static NPU_INLINE Vector packed(const Packed* x) { return load(x); }
   static NPU_INLINE F mac(F acc, Vector w, Vector x) { return fma(w, x, acc); }
-  static NPU_INLINE void pack(Packed* out, const T* x, int64_t n) { store(out, load_n(x, n)); }
+  template <class X>
+  static NPU_INLINE void pack(Packed* out, const X* x, int64_t n) {
+    store(out, load_n(x, n) * set1(kLift<T>));
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -169,8 +173,8 @@ template <class T>
 NPU_INLINE int64_t packed_length(int64_t k) {
   return ceil_div(k, RowDot<T>::kStep) * RowDot<T>::kStep;
 }
-template <class T>
-inline void pack_row(typename RowDot<T>::Packed* out, const T* x, int64_t k) {
+template <class T, class X>
+inline void pack_row(typename RowDot<T>::Packed* out, const X* x, int64_t k) {
   constexpr int S = RowDot<T>::kStep;
   for (int64_t j = 0; j < k; j += S) RowDot<T>::pack(out + j, x + j, k - j);
 }

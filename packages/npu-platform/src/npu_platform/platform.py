@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+    from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = init_logger("vllm.npu_platform")
@@ -173,6 +175,13 @@ class NPUPlatform(Platform):
         from npu_platform.attention.registration import select_backend
 
         return select_backend(selected_backend, attn_selector_config)
+
+    @classmethod
+    def get_mla_prefill_backend_cls(cls, mla_selector_config: MLAPrefillSelectorConfig) -> type[MLAPrefillBackend]:
+        """Return the one way that prompts of latent attention are computed."""
+        from npu_platform.attention.mla import NPUMLAPrefill
+
+        return NPUMLAPrefill
 
     @classmethod
     def opaque_attention_op(cls) -> bool:

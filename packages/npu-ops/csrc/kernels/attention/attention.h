@@ -5,6 +5,8 @@
 
 namespace npu_ops {
 
+enum class Code : int { none, e4m3, int8 };
+
 // Strides in elements. All per-step values (lengths, tables) are read when the kernel runs.
 struct AttentionParams {
   void* out;
@@ -25,6 +27,12 @@ struct AttentionParams {
   const float* alibi_slopes;          // [query_heads] or null
   const void* sinks;                  // [query_heads] or null
   Dtype dtype, sinks_dtype;
+  // Codes of keys and values other than dtype, each times its scale: by KV head and, if token_scales, by block and token.
+  Code code;
+  const float* key_scale;
+  const float* value_scale;
+  bool token_scales;
+  int64_t key_scale_block, key_scale_head, key_scale_token, value_scale_block, value_scale_head, value_scale_token;
 };
 
 NPU_KERNEL(attention, AttentionParams)

@@ -20,4 +20,24 @@ struct CacheParams {
 
 NPU_KERNEL(cache, CacheParams)
 
+// The same into 8-bit codes. Strides of keys and values in elements, of codes and scales in elements of theirs.
+struct CodedRows {
+  const void* rows;
+  void* codes;
+  float* scales;
+  int64_t size, token, head;
+  int64_t code_block, code_head, code_offset;
+  int64_t scale_block, scale_head, scale_offset;
+};
+struct CacheCodesParams {
+  CodedRows key, value;
+  const int64_t* slots;
+  int64_t tokens, heads, block_size;
+  bool int8;          // else e4m3
+  bool token_scales;  // one a token and head, to be written; else given by head
+  Dtype dtype;
+};
+
+NPU_KERNEL(cache_codes, CacheCodesParams)
+
 }  // namespace npu_ops

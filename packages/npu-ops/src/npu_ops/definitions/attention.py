@@ -61,6 +61,63 @@ def paged_attention(
 
 
 @define(
+    "paged_attention_quantized(Tensor(a!) output, Tensor query, Tensor key_cache, Tensor value_cache, "
+    "Tensor key_scale, Tensor value_scale, Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
+    "float scale, bool causal, int window_left, int window_right, float soft_cap, Tensor? alibi_slopes, "
+    "Tensor? sinks) -> ()"
+)
+def paged_attention_quantized(
+    output: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scale: Tensor,
+    value_scale: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    soft_cap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """paged_attention over caches of 8-bit codes: float8_e4m3fn or int8, each times its scale.
+
+    key_scale, value_scale: float32, one, [Hkv], or one a token and head, [blocks, Hkv, N] by strides.
+    The code that float8_e4m3fn calls NaN counts as 480.
+    """
+    caches = (dequantized(key_cache, key_scale), dequantized(value_cache, value_scale))
+    out = torch.empty_like(output, dtype=torch.float32).copy_(output)
+    paged_attention.reference(
+        out,
+        query.float(),
+        *caches,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        scale,
+        causal,
+        window_left,
+        window_right,
+        soft_cap,
+        alibi_slopes,
+        sinks,
+    )
+    output.copy_(out)
+
+
+def dequantized(cache: Tensor, scale: Tensor) -> Tensor:
+    """The values of 8-bit codes [blocks, Hkv, N, D] in float32; scale as in paged_attention_quantized."""
+    values = cache.float()
+    if cache.dtype == torch.float8_e4m3fn:
+        values = values.nan_to_num(480.0)
+    return values * (scale[..., None] if scale.dim() == 3 else scale.view(-1, 1, 1))
+
+
+@define(
     "varlen_attention(Tensor(a!) output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, float scale, "
     "bool causal, int window_left, int window_right, float soft_cap, Tensor? alibi_slopes, Tensor? sinks) -> ()"
 )

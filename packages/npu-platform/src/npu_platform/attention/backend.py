@@ -18,12 +18,13 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from npu_platform.attention import kernels
+from npu_platform.attention.quantized import QUANTIZED_CACHES, with_token_scales
 from npu_platform.attention.registration import BACKEND_NAME
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
     from npu_platform.attention.paged import NPUPagedAttention
 
@@ -33,7 +34,7 @@ class NPUPagedBackend(AttentionBackend):
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", *QUANTIZED_CACHES]
 
     @staticmethod
     def get_name() -> str:
@@ -63,9 +64,19 @@ class NPUPagedBackend(AttentionBackend):
         return (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC)
 
     @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Make room for the scales of a cache that has one for each token and head."""
+        return with_token_scales(spec)
+
+    @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         """Say whether layers of `attn_type` run here."""
         return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """Say that scales of the KV cache by head run here."""
+        return True
 
     @classmethod
     def supports_sink(cls) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from npu_platform.attention import reference
 
-MAX_NATIVE_HEAD_SIZE = 256
+MAX_NATIVE_HEAD_SIZE = 1024
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def has_native_ops() -> bool:
 
 
 def native_attention(head_size: int) -> bool:
-    """Say whether the native kernels take this head size: a multiple of 8 up to 256."""
+    """Say whether the native kernels take this head size: a multiple of 8 up to 1024."""
     return has_native_ops() and 0 < head_size <= MAX_NATIVE_HEAD_SIZE and head_size % 8 == 0
 
 
@@ -38,6 +38,35 @@ def write_cache(
         torch.ops.npu_ops.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
     else:
         reference.write_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
+def write_quantized_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """As write_cache, into caches of float8_e4m3fn or int8.
+
+    The scales, float32, are given by tensor or by head, or written for each token and head: [blocks, heads, block].
+    """
+    if has_native_ops():
+        torch.ops.npu_ops.reshape_and_cache_quantized(
+            key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping
+        )
+    else:
+        reference.write_quantized_cache(key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping)
+
+
+def paged_attention_quantized(output: torch.Tensor, query: torch.Tensor, *arguments: Any) -> None:
+    """As paged_attention over caches of codes; arguments as in :func:`reference.paged_attention_quantized`."""
+    if native_attention(query.shape[-1]):
+        torch.ops.npu_ops.paged_attention_quantized(output, query, *arguments)
+    else:
+        reference.paged_attention_quantized(output, query, *arguments)
 
 
 def paged_attention(output: torch.Tensor, query: torch.Tensor, *arguments: Any) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from npu_platform.attention import kernels
 from npu_platform.attention.backend import NPUAttentionMetadata
+from npu_platform.attention.quantized import QUANTIZED_CACHES, split_codes
 from npu_platform.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
 
@@ -44,6 +48,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         self.scale = float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
+        self.quantized = kv_cache_dtype in QUANTIZED_CACHES
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
@@ -63,9 +68,12 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         """Write this step's key and value [tokens, kv heads, head size] into the cache; an encoder has none."""
         if self.attn_type in ENCODERS:
             return
-        key_cache, value_cache = self._split(kv_cache)
         tokens = slot_mapping.shape[0]
-        kernels.write_cache(key[:tokens], value[:tokens], key_cache, value_cache, slot_mapping)
+        if self.quantized:
+            caches = split_codes(kv_cache, self.kv_cache_dtype, self.head_size, layer)
+            kernels.write_quantized_cache(key[:tokens], value[:tokens], *caches, slot_mapping)
+        else:
+            kernels.write_cache(key[:tokens], value[:tokens], *self._split(kv_cache), slot_mapping)
 
     def forward(
         self,
@@ -90,7 +98,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         if self.attn_type in ENCODERS:
             self._attend_to_batch(rows, query, key, value, attn_metadata)
         else:
-            self._attend_to_cache(rows, query, kv_cache, attn_metadata)
+            self._attend_to_cache(layer, rows, query, kv_cache, attn_metadata)
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -99,15 +107,25 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
             self.alibi_slopes = self.alibi_slopes.to("npu")
 
     def _attend_to_cache(
-        self, rows: torch.Tensor, query: torch.Tensor, kv_cache: torch.Tensor, metadata: NPUAttentionMetadata
+        self,
+        layer: torch.nn.Module,
+        rows: torch.Tensor,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: NPUAttentionMetadata,
     ) -> None:
-        key_cache, value_cache = self._split(kv_cache)
+        attend: Callable[..., None]
+        caches: tuple[torch.Tensor, ...]
+        if self.quantized:
+            attend = kernels.paged_attention_quantized
+            caches = split_codes(kv_cache, self.kv_cache_dtype, self.head_size, layer)
+        else:
+            attend, caches = kernels.paged_attention, self._split(kv_cache)
         causal = self.causal and metadata.causal
-        kernels.paged_attention(
+        attend(
             rows,
             query,
-            key_cache,
-            value_cache,
+            *caches,
             metadata.block_table,
             metadata.query_start_loc,
             metadata.seq_lens,

@@ -6,6 +6,7 @@ Method: Vaswani et al. 2017; ALiBi: Press et al. 2022; soft cap: Gemma 2 report 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -27,6 +28,45 @@ def write_cache(
     blocks, offsets = slots // block_size, slots % block_size
     key_cache[blocks, :, offsets] = key[kept].to(key_cache.dtype)
     value_cache[blocks, :, offsets] = value[kept].to(value_cache.dtype)
+
+
+def write_quantized_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """As write_cache, into caches of float8_e4m3fn or int8 codes.
+
+    key_scale and value_scale, float32: one, or one a head, are what a code is multiplied by to give the value; one a
+    token and head, [blocks, heads, block size], are written, so that the largest value has the largest code.
+    """
+    for new, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
+        by_token = scale.dim() == 3
+        scales = _token_scales(new, cache.dtype) if by_token else scale.expand(new.shape[1])[None]
+        codes = _codes(new.float() / scales[..., None].masked_fill(scales[..., None] == 0, 1.0), cache.dtype)
+        bits = cache.view(torch.int8)  # indexing knows no float8
+        write_cache(codes.view(torch.int8), codes.view(torch.int8), bits, bits, slot_mapping)
+        if by_token:
+            column = scale[..., None]
+            write_cache(scales[..., None], scales[..., None], column, column, slot_mapping)
+
+
+def paged_attention_quantized(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key_scale: torch.Tensor,
+    value_scale: torch.Tensor,
+    *arguments: Any,
+) -> None:
+    """As paged_attention, over caches and scales as write_quantized_cache takes them."""
+    keys, values = _values(key_cache, key_scale), _values(value_cache, value_scale)
+    paged_attention(output, query, keys, values, *arguments)
 
 
 def paged_attention(
@@ -87,6 +127,26 @@ def varlen_attention(
         bias = _bias(length, length, causal, window_left, window_right, alibi_slopes, query.device)
         keys, values = key[start:end].transpose(0, 1), value[start:end].transpose(0, 1)
         output[start:end] = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+
+
+def _largest_code(dtype: torch.dtype) -> float:
+    return 448.0 if dtype == torch.float8_e4m3fn else 127.0
+
+
+def _token_scales(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what brings the largest of each row of values [tokens, heads, dim] to the largest code."""
+    return values.float().abs().amax(dim=-1) / _largest_code(dtype)
+
+
+def _values(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return codes [blocks, heads, block size, dim] as float32 values."""
+    return codes.float() * (scale[..., None] if scale.dim() == 3 else scale.reshape(-1, 1, 1))
+
+
+def _codes(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    most = _largest_code(dtype)
+    bounded = values.clamp(-most, most)
+    return bounded.to(dtype) if dtype == torch.float8_e4m3fn else bounded.nan_to_num(0.0).round().to(dtype)
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:

@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
 BACKEND_NAME = "NPU_PAGED"
 BACKEND_CLASS = "npu_platform.attention.backend.NPUPagedBackend"
+MLA_BACKEND_NAME = "NPU_MLA"
+MLA_BACKEND_CLASS = "npu_platform.attention.mla.NPUMLABackend"
 
 
 def register_attention_backend() -> None:
-    """Add ``NPU_PAGED`` to vLLM's attention registry, once per process."""
+    """Add ``NPU_PAGED`` and ``NPU_MLA`` to vLLM's attention registry, once per process."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if BACKEND_NAME not in AttentionBackendEnum.__members__:
-        register_backend(BACKEND_NAME, BACKEND_CLASS)
+    for name, path in ((BACKEND_NAME, BACKEND_CLASS), (MLA_BACKEND_NAME, MLA_BACKEND_CLASS)):
+        if name not in AttentionBackendEnum.__members__:
+            register_backend(name, path)
 
 
 def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
@@ -27,15 +30,16 @@ def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
     `selected` is the member that ``--attention-backend`` names, or None. Raises UnsupportedFeatureError naming
     everything in `selector` that the backend cannot do.
     """
-    from npu_platform.attention.backend import NPUPagedBackend
+    from vllm.utils.import_utils import resolve_obj_by_qualname
 
     register_attention_backend()
-    if selected is not None and selected.name != BACKEND_NAME:
-        remedy = f"leave out --attention-backend or pass {BACKEND_NAME}"
+    name, path = (MLA_BACKEND_NAME, MLA_BACKEND_CLASS) if selector.use_mla else (BACKEND_NAME, BACKEND_CLASS)
+    if selected is not None and selected.name != name:
+        remedy = f"leave out --attention-backend or pass {name}"
         msg = f"attention backend {selected.name} does not run on npu: {remedy}."
         raise UnsupportedFeatureError(msg)
-    reasons = NPUPagedBackend.validate_configuration(device_capability=None, **selector._asdict())
+    reasons = resolve_obj_by_qualname(path).validate_configuration(device_capability=None, **selector._asdict())
     if reasons:
-        msg = f"{BACKEND_NAME} cannot run this layer: {'; '.join(reasons)} ({selector})."
+        msg = f"{name} cannot run this layer: {'; '.join(reasons)} ({selector})."
         raise UnsupportedFeatureError(msg)
-    return BACKEND_CLASS
+    return path

@@ -1,0 +1,216 @@
+"""NPUMLABackend: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a cache of latents.
+
+A token's cache entry is its latent (kv_lora_rank) and its rotary key, one for all heads. Decode absorbs the up
+projections into query and output, and attends to the latents themselves: they are the values, and with the rotary part
+the keys, of one KV head. Prefill attends to keys and values of each head, projected up from the latents of a request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonImpl,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionLayer, MultipleOf
+from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+
+from npu_platform.attention import kernels
+from npu_platform.attention.quantized import QUANTIZED_CACHES
+from npu_platform.attention.registration import MLA_BACKEND_NAME
+from npu_platform.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+
+_QUANTIZED = ("fp8", "fp8_e4m3")  # scales by token would have to lie in the latents' page
+
+
+class NPUMLABackend(MLACommonBackend):
+    """Latent attention; upstream interface: ``MLACommonBackend``."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", *_QUANTIZED]  # type: ignore[assignment]
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the member of vLLM's backend registry."""
+        return MLA_BACKEND_NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[NPUMLAAttention]:
+        """Return the implementation of one layer."""
+        return NPUMLAAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[NPUMLAMetadataBuilder]:
+        """Return the builder of a step's metadata."""
+        return NPUMLAMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
+        """Return that any block size will do: the kernels divide by it at run time."""
+        return [MultipleOf(1)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Return that any size of a latent will do."""
+        return []
+
+
+class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    """vLLM's builder; graphs are recorded for steps of one token a request."""
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
+        """Return that decode can be recorded where the native kernels serve."""
+        native = kernels.has_native_ops()
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if native else AttentionCGSupport.NEVER
+
+
+class NPUMLAPrefill(MLAPrefillBackend):
+    """Attention of whole prompts, keys and values by head; with a cached context NPUMLAAttention does it itself."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = NPUMLABackend.supported_dtypes
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the name for logs."""
+        return MLA_BACKEND_NAME
+
+    def run_prefill_new_tokens(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        return_softmax_lse: bool,
+        out: torch.Tensor | None = None,
+        output_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend each request's q [tokens, heads, dim] to its own k and v; returns [tokens, heads, v dim]."""
+        if return_softmax_lse or output_scale is not None:
+            msg = "npu prefill gives no log-sum-exp and no quantised output: leave context parallelism and fusion off."
+            raise UnsupportedFeatureError(msg)
+        out = q.new_empty(*v.shape) if out is None else out
+        starts = self._prefill_metadata.query_start_loc
+        kernels.varlen_attention(out, q, k, v, starts, self.scale, True, -1, -1, 0.0, None, None)
+        return out
+
+    def run_prefill_context_chunk(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refuse: no part of the platform splits a context by chunks."""
+        msg = "npu attends to a request's context at once: leave context parallelism off."
+        raise UnsupportedFeatureError(msg)
+
+
+class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
+    """One layer of latent attention; upstream interface: ``MLACommonImpl``."""
+
+    can_return_lse_for_decode = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the layer's constants; queries stay in the model's dtype whatever the cache's."""
+        super().__init__(*args, **kwargs)
+        self.supports_quant_query_input = False
+        self.quantized = self.kv_cache_dtype in _QUANTIZED
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kv_cache_dtype: str,
+        k_scale: torch.Tensor,
+    ) -> None:
+        """Write latents [tokens, rank] and rotary keys [tokens, 1, dim] into the cache [blocks, block size, both]."""
+        if kv_cache.numel() == 0:
+            return
+        slots = slot_mapping.flatten()
+        tokens = slots.shape[0]
+        rows = kv_c_normed[:tokens].unsqueeze(1), k_pe[:tokens].view(tokens, 1, -1)
+        pages = self._pages(kv_cache)
+        caches = pages[..., : self.kv_lora_rank], pages[..., self.kv_lora_rank :]
+        if self.quantized:
+            kernels.write_quantized_cache(*rows, *caches, k_scale, k_scale, slots)
+        else:
+            kernels.write_cache(*rows, *caches, slots)
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MLACommonMetadata,
+        layer: AttentionLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend absorbed queries [tokens, heads, rank + rotary dim] to the latents; returns [tokens, heads, rank]."""
+        decode = attn_metadata.decode
+        assert decode is not None
+        query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
+        pages = self._pages(kv_c_and_k_pe_cache)
+        latents = pages[..., : self.kv_lora_rank]
+        starts = attn_metadata.query_start_loc[: decode.seq_lens.shape[0] + 1]
+        where = (decode.block_table, starts, decode.seq_lens, self.scale, attn_metadata.causal, -1, -1, 0.0, None, None)
+        if self.quantized:
+            scale = layer._k_scale
+            kernels.paged_attention_quantized(out, query, pages, latents, scale, scale, *where)
+        else:
+            kernels.paged_attention(out, query, pages, latents, *where)
+        return out, None
+
+    def forward_mha(  # type: ignore[override]
+        self,
+        q: torch.Tensor,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MLACommonMetadata,
+        k_scale: torch.Tensor,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Write into output [tokens, heads * v dim] the attention of prefill queries [tokens, heads, dim]."""
+        prefill = attn_metadata.prefill
+        assert prefill is not None
+        if prefill.chunked_context is None:
+            super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale)
+            return
+        assert prefill.query_lens_cpu is not None
+        rows = output.view(-1, self.num_heads, self.v_head_dim)
+        contexts, queries = prefill.chunked_context.context_lens_list, prefill.query_lens_cpu.tolist()
+        start = 0
+        for request, (context, new) in enumerate(zip(contexts, queries, strict=True)):
+            latents = self._gather(kv_c_and_k_pe_cache, prefill.block_table[request], context + new, k_scale)
+            end = start + new
+            self._attend_to_latents(rows[start:end], q[start:end], latents.to(q.dtype))
+            start = end
+
+    def _attend_to_latents(self, out: torch.Tensor, q: torch.Tensor, latents: torch.Tensor) -> None:
+        """Attend one request's last queries to all its tokens, given by latents [tokens, rank + rotary dim]."""
+        tokens = latents.shape[0]
+        projected = self.kv_b_proj(latents[:, : self.kv_lora_rank].contiguous())[0]
+        projected = projected.view(tokens, self.num_heads, self.qk_nope_head_dim + self.v_head_dim)
+        k_nope, v = projected.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        k = self._concat_k_nope_k_pe(k_nope, latents[:, None, self.kv_lora_rank :])
+        # one page that holds the whole request
+        page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+        table, starts, length = (
+            torch.tensor(values, dtype=torch.int32, device=q.device) for values in ([[0]], [0, q.shape[0]], [tokens])
+        )
+        kernels.paged_attention(out, q, *page, table, starts, length, self.scale, True, -1, -1, 0.0, None, None)
+
+    def _gather(self, cache: torch.Tensor, blocks: torch.Tensor, length: int, scale: torch.Tensor) -> torch.Tensor:
+        """Return a request's first cache entries [length, rank + rotary dim], dequantised."""
+        indexable = cache.view(torch.uint8) if self.quantized else cache
+        rows = indexable[blocks[: -(-length // cache.shape[1])].long()].flatten(0, 1)[:length]
+        return rows.view(QUANTIZED_CACHES[self.kv_cache_dtype]).float() * scale if self.quantized else rows
+
+    def _pages(self, kv_cache: torch.Tensor) -> torch.Tensor:
+        """Return the cache as [blocks, one KV head, block size, rank + rotary dim]."""
+        pages = kv_cache.unsqueeze(1)
+        return pages.view(QUANTIZED_CACHES[self.kv_cache_dtype]) if self.quantized else pages

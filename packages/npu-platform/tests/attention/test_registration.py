@@ -1,0 +1,33 @@
+"""Which backend a layer gets, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+from npu_platform.attention import registration
+from npu_platform.errors import UnsupportedFeatureError
+
+
+def selector(**changes):
+    values = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": None}
+    return AttentionSelectorConfig(**values | changes)
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head"])
+def test_cache_formats(cache):
+    assert registration.select_backend(None, selector(kv_cache_dtype=cache)) == registration.BACKEND_CLASS
+
+
+def test_latent_attention_has_a_backend_of_its_own():
+    latent = selector(use_mla=True, head_size=576, kv_cache_dtype="fp8")
+    assert registration.select_backend(None, latent) == registration.MLA_BACKEND_CLASS
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kv_cache_dtype": "fp8_e5m2"}, {"use_mla": True, "kv_cache_dtype": "int8_per_token_head"}]
+)
+def test_other_cache_formats_are_refused_by_name(changes):
+    with pytest.raises(UnsupportedFeatureError, match="kv_cache_dtype"):
+        registration.select_backend(None, selector(**changes))
