@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.kernels.linear import (
-    _POSSIBLE_FP8_BLOCK_KERNELS,
-    _POSSIBLE_WFP8A16_KERNELS,
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
     register_linear_kernel,
 )
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
+
+from npu_ops.compat import offer_fp8_kernels
 
 ops = torch.ops.npu_ops
 
@@ -111,6 +111,4 @@ def _define_missing_op() -> None:
 _kept: list[torch.library.Library] = []
 _define_missing_op()
 register_linear_kernel(NpuFp8LinearKernel, PlatformEnum.OOT, "fp8")
-# vLLM has no register function for these two tables
-_POSSIBLE_FP8_BLOCK_KERNELS.setdefault(PlatformEnum.OOT, []).append(NpuFp8LinearKernel)
-_POSSIBLE_WFP8A16_KERNELS.setdefault(PlatformEnum.OOT, []).append(NpuFp8WeightOnlyLinearKernel)
+offer_fp8_kernels(block=NpuFp8LinearKernel, weight_only=NpuFp8WeightOnlyLinearKernel)

@@ -1,0 +1,21 @@
+"""The place where vLLM 0.32 has no seam for the kernels; ``tests/test_compat.py`` fails when it has one."""
+
+from __future__ import annotations
+
+from vllm.model_executor.kernels import linear
+from vllm.platforms import PlatformEnum
+
+
+def offer_fp8_kernels(
+    block: type[linear.FP8ScaledMMLinearKernel], weight_only: type[linear.FP8ScaledMMLinearKernel]
+) -> None:
+    """Enter kernels for block scales, and for 8-bit weights beside 16-bit inputs, for out-of-tree platforms.
+
+    Why: ``register_linear_kernel`` has no name for these two tables. Versions: vLLM 0.32. Scope: the process, once,
+    when npu-ops registers; entries of others stay.
+    """
+    for table, kernel in (
+        (linear._POSSIBLE_FP8_BLOCK_KERNELS, block),
+        (linear._POSSIBLE_WFP8A16_KERNELS, weight_only),
+    ):
+        table.setdefault(PlatformEnum.OOT, []).append(kernel)
