@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {
     "attention-backend": ({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
-    "cache-dtype": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
+    "cache-dtype": ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported"),
 }
 CONFIGURE = """
 import json, sys
