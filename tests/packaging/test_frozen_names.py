@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "npu-kvconnector": set(),
     "npu-statlogger": {"NPU_STATLOGGER_PATH", "NPU_STATLOGGER_INTERVAL"},
 }
-NO_VARIABLES = {"NPU_PAGED"}
+NO_VARIABLES = {"NPU_PAGED", "NPU_MLA"}
 """Other names in capitals: an attention backend."""
 
 SETTINGS = {
