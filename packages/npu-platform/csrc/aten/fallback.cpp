@@ -5,6 +5,7 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 
@@ -86,10 +87,8 @@ class Arguments {
   void move(IValue& value, size_t index) {
     if (value.isTensor()) {
       value = IValue(alias(value.toTensor(), index));
-    } else if (value.isTensorList()) {
-      value = IValue(aliases_of(std::move(value).toTensorList(), index));
-    } else if (value.isOptionalTensorList()) {
-      value = IValue(aliases_of(std::move(value).toOptionalTensorList(), index));
+    } else if (value.isList()) {
+      move_list(value, index);
     } else if (value.isDevice()) {
       if (value.toDevice().type() != kNpu) return;
       named_device_ = index_of(value.toDevice());
@@ -102,15 +101,14 @@ class Arguments {
     }
   }
 
-  template <class Element>
-  c10::List<Element> aliases_of(c10::List<Element> list, size_t index) {
-    if (list.use_count() > 1) list = list.copy();  // the caller's
-    for (size_t i = 0; i < list.size(); ++i) list.set(i, alias(list.get(i), index));
-    return list;
-  }
-
-  std::optional<at::Tensor> alias(const std::optional<at::Tensor>& tensor, size_t index) {
-    return tensor ? std::optional(alias(*tensor, index)) : std::nullopt;
+  // Into a list of its own, since the other is the caller's. Elements are asked, not the list, whose type is slow to compare.
+  void move_list(IValue& value, size_t index) {
+    const c10::ArrayRef<IValue> elements = value.toListRef();
+    if (std::none_of(elements.begin(), elements.end(), [](const IValue& element) { return element.isTensor(); })) return;
+    c10::impl::GenericList all(value.toList().elementType());
+    all.reserve(elements.size());
+    for (const IValue& element : elements) all.push_back(element.isTensor() ? IValue(alias(element.toTensor(), index)) : element);
+    value = IValue(std::move(all));
   }
 
   at::Tensor alias(const at::Tensor& tensor, size_t index) {

@@ -1,16 +1,10 @@
-#include "runtime/caching_allocator.h"
-
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <cstdio>
-#include <cstring>
 
 #include "config/config.h"
+#include "runtime/caching_allocator_parts.h"
 #include "runtime/device.h"
 #include "runtime/faults.h"
 #include "runtime/fences.h"
@@ -18,13 +12,10 @@
 namespace npu {
 namespace {
 
-using c10::CachingAllocator::StatType;
-
 constexpr size_t kAlignment = 512;                // what a large block is counted in
 constexpr size_t kLargestSlot = size_t(512) << 10;
 constexpr size_t kBlockStep = size_t(64) << 10;   // what large blocks are cut in
 constexpr size_t kLeastRemainder = size_t(512) << 10;
-constexpr unsigned kSizeClasses = 72;
 
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
@@ -40,54 +31,7 @@ unsigned size_class(size_t bytes, size_t* slot) {
   return 8 + (power - 12) * 8 + unsigned((*slot - (size_t(1) << power)) / step);
 }
 
-template <class Stats>
-void add(Stats& stat, bool small, size_t amount) {
-  stat[size_t(StatType::AGGREGATE)].increase(amount);
-  stat[size_t(small ? StatType::SMALL_POOL : StatType::LARGE_POOL)].increase(amount);
-}
-
-template <class Stats>
-void subtract(Stats& stat, bool small, size_t amount) {
-  stat[size_t(StatType::AGGREGATE)].decrease(amount);
-  stat[size_t(small ? StatType::SMALL_POOL : StatType::LARGE_POOL)].decrease(amount);
-}
-
 }  // namespace
-
-// A granule cut into equal slots.
-struct CachingAllocator::Slab {
-  char* address;
-  Pool* pool;
-  unsigned size_class;
-  size_t slot;
-  std::vector<uint32_t> free_slots;
-  std::vector<uint32_t> requested;  // by slot
-  uint32_t index_of(const void* at) const { return uint32_t(size_t(static_cast<const char*>(at) - address) / slot); }
-  bool is_free(uint32_t index) const { return std::find(free_slots.begin(), free_slots.end(), index) != free_slots.end(); }
-  size_t live() const { return NPU_MEMORY_GRANULE / slot - free_slots.size(); }
-};
-
-// A range of mapped memory above the slot sizes; neighbours of the same mapping are linked.
-struct CachingAllocator::Block {
-  char* address;
-  size_t size;
-  Pool* pool;
-  char* data = nullptr;  // the tensor's: the address, but where there are fences
-  size_t counted = 0;
-  size_t requested = 0;
-  bool used = false;
-  bool is_fenced = false;
-  bool untouched = true;
-  Block* previous = nullptr;
-  Block* next = nullptr;
-};
-
-struct CachingAllocator::Pool {
-  PoolId id;
-  std::array<std::vector<Slab*>, kSizeClasses> open;  // slabs with free slots, by size class
-  std::unordered_set<Slab*> slabs;
-  std::set<Block*, BySize> free;
-};
 
 bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const {
   return a->size != b->size ? a->size < b->size : a->address < b->address;
@@ -190,7 +134,8 @@ void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
   if (small) size_class(bytes, &counted);
   const size_t size = fenced_ ? fences::block_size(bytes) : round_up(bytes, kBlockStep);
   if (fenced_ && !is_within_limit(counted)) out_of_memory(bytes);
-  Block* block = take_free(pool, size, bytes);
+  Block* block = take_last_freed(pool, size);
+  if (!block) block = take_free(pool, size, bytes);
   if (!block) block = new_block(size, pool);
   if (!block) out_of_memory(bytes);
   if (block->size - size >= (fenced_ ? fences::kPage : kLeastRemainder)) split(block, size);
@@ -202,6 +147,21 @@ void* CachingAllocator::allocate_large(size_t bytes, Pool& pool) {
   blocks_[block->data] = block;
   count(counted, bytes, small, /*allocated=*/true);
   return block->data;
+}
+
+// The block that was freed last, when it is of this size; otherwise it joins the free list.
+CachingAllocator::Block* CachingAllocator::take_last_freed(Pool& pool, size_t size) {
+  if (pool.last_freed && pool.last_freed->size == size) return std::exchange(pool.last_freed, nullptr);
+  settle(pool);
+  return nullptr;
+}
+
+// Puts the block that was freed last into the free list, where all others are.
+void CachingAllocator::settle(Pool& pool) {
+  Block* block = std::exchange(pool.last_freed, nullptr);
+  if (!block) return;
+  block->used = false;
+  pool.free.insert(merge_with_neighbours(block));
 }
 
 // Out of the free list; nullptr: there is none that fits.
@@ -222,10 +182,15 @@ void CachingAllocator::free_large(Block* block) {
   blocks_.erase(block->data);
   if (fenced_) unfence(block);
   count(block->counted, block->requested, /*small=*/block->requested <= kLargestSlot, /*allocated=*/false);
-  block->used = false;
   block->untouched = false;
+  if (!fenced_) {
+    settle(*block->pool);
+    block->pool->last_freed = block;
+    return;
+  }
+  block->used = false;
   if (!keeps_layout(*block->pool)) {
-    if (fenced_) close(block);
+    close(block);
     block = merge_with_neighbours(block);
   }
   block->pool->free.insert(block);
@@ -329,6 +294,7 @@ void CachingAllocator::release_slabs(Pool& pool) {
 // Whole granules inside free blocks go back to the driver, wherever they lie: memory that is free is never held by a
 // live neighbour.
 void CachingAllocator::release_blocks(Pool& pool) {
+  settle(pool);
   const std::vector<Block*> free(pool.free.begin(), pool.free.end());
   for (Block* block : free) {
     const size_t head = round_up(size_t(block->address), NPU_MEMORY_GRANULE) - size_t(block->address);
@@ -366,6 +332,7 @@ void CachingAllocator::merge_pool(PoolId id) {
   auto found = pools_.find(id);
   if (found == pools_.end() || id == kDefaultPool) return;
   Pool& dead = *found->second;
+  settle(dead);
   for (Slab* slab : dead.slabs) slab->pool = default_pool_;
   default_pool_->slabs.insert(dead.slabs.begin(), dead.slabs.end());
   for (unsigned cls = 0; cls < kSizeClasses; ++cls) {
@@ -381,61 +348,6 @@ void CachingAllocator::merge_pool(PoolId id) {
     default_pool_->free.insert(block);
   }
   pools_.erase(found);
-}
-
-size_t CachingAllocator::size_of(const void* address) {
-  std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) return slab->slot;
-  Block* block = block_at(address);
-  return block ? block->counted : 0;
-}
-
-size_t CachingAllocator::requested_of(const void* address) {
-  std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) {
-    const uint32_t index = slab->index_of(address);
-    return slab->is_free(index) ? 0 : slab->requested[index];
-  }
-  Block* block = block_at(address);
-  return block ? block->requested : 0;
-}
-
-std::vector<std::pair<void*, size_t>> CachingAllocator::live() {
-  std::lock_guard lock(mutex_);
-  std::vector<std::pair<void*, size_t>> all;
-  for (auto& [id, pool] : pools_) {
-    for (Slab* slab : pool->slabs) {
-      for (uint32_t index = 0; index < slab->requested.size(); ++index) {
-        if (!slab->is_free(index)) all.emplace_back(slab->address + index * slab->slot, slab->requested[index]);
-      }
-    }
-  }
-  for (auto& [data, block] : blocks_) all.emplace_back(block->data, block->requested);
-  std::sort(all.begin(), all.end());
-  return all;
-}
-
-PoolId CachingAllocator::pool_of(const void* address) {
-  std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) return slab->pool->id;
-  Block* block = block_at(address);
-  return block ? block->pool->id : kDefaultPool;
-}
-
-bool CachingAllocator::take_untouched(void* address) {
-  std::lock_guard lock(mutex_);
-  Block* block = slab_at(address) ? nullptr : block_at(address);
-  return block && std::exchange(block->untouched, false);
-}
-
-void CachingAllocator::set_limit(size_t bytes) {
-  std::lock_guard lock(mutex_);
-  limit_ = bytes;
-}
-
-size_t CachingAllocator::limit() {
-  std::lock_guard lock(mutex_);
-  return limit_;
 }
 
 CachingAllocator::Slab*& CachingAllocator::slab_at(const void* address) {
@@ -477,224 +389,6 @@ void CachingAllocator::count_reserved(size_t bytes, bool small, bool taken) {
   } else {
     subtract(stats_.reserved_bytes, small, bytes);
   }
-}
-
-// ---- NPU_DEBUG=memory ----
-
-// A replay writes to what was freed during the capture, and must find the fences where they were: in a private pool such
-// memory stays open, and is used again for the same size alone.
-bool CachingAllocator::keeps_layout(const Pool& pool) const { return fenced_ && &pool != default_pool_; }
-
-void CachingAllocator::close(Block* block) {
-  block->is_fenced = false;
-  driver().memory_check->close_pages(block->address, block->size);
-}
-
-void CachingAllocator::fence(Block* block) {
-  const OpenMemory open("the allocator");
-  char* end = block->address + block->size;
-  driver().memory_check->reopen_pages(block->address, block->size);
-  driver().memory_check->close_pages(end - fences::kPage, fences::kPage);
-  block->is_fenced = true;
-  block->data = fences::data_in(block->address, block->size, block->requested);
-  fences::build(block->data, block->requested);
-  driver().memory_check->remember(device_, block->address, end, block->data, block->requested);
-}
-
-void CachingAllocator::unfence(Block* block) {
-  {
-    const OpenMemory open("the allocator");
-    check_fences(block);
-    fences::poison(block->data, block->requested);
-  }
-  driver().memory_check->forget(block->address);
-}
-
-void CachingAllocator::check_fences(const Block* block) {
-  auto where = fences::broken(block->data, block->requested);
-  if (!where) return;
-  char address[32];
-  std::snprintf(address, sizeof address, "%p", static_cast<void*>(block->data));
-  broken_ += (broken_.empty() ? "" : "; ") + *where + " of the tensor memory of " + std::to_string(block->requested) +
-             " bytes at " + address + " on npu:" + std::to_string(int(device_));
-}
-
-std::string CachingAllocator::broken_fences() {
-  std::lock_guard lock(mutex_);
-  for_each_fenced([this](Block* block) { check_fences(block); });
-  return std::exchange(broken_, {});
-}
-
-void CachingAllocator::renew_fences() {
-  std::lock_guard lock(mutex_);
-  const OpenMemory open("reset_device");
-  for_each_fenced([](Block* block) { fences::renew(block->data, block->requested); });
-}
-
-template <class Visit>
-void CachingAllocator::for_each_fenced(Visit visit) {
-  for (auto& [data, block] : blocks_) visit(block);
-  for (auto& [id, pool] : pools_) {
-    for (Block* block : pool->free) {
-      if (block->is_fenced) visit(block);
-    }
-  }
-}
-
-void CachingAllocator::out_of_memory(size_t bytes, const std::string& fault) {
-  using c10::CachingAllocator::format_size;
-  stats_.num_ooms++;
-  const auto reserved = size_t(stats_.reserved_bytes[size_t(StatType::AGGREGATE)].current);
-  const auto allocated = size_t(stats_.allocated_bytes[size_t(StatType::AGGREGATE)].current);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", format_size(bytes), ". NPU ",
-                   int(device_), " has a total capacity of ", format_size(limit_), " of which ",
-                   format_size(limit_ > reserved ? limit_ - reserved : 0), " is free. Of the reserved memory ",
-                   format_size(allocated), " is allocated by tensors and ", format_size(reserved - allocated),
-                   " is cached or held by graphs. Free tensors, use smaller batches, or raise NPU_SIMULATOR_MEMORY.",
-                   fault);
-}
-
-c10::CachingDeviceAllocator::DeviceStats CachingAllocator::stats() {
-  std::lock_guard lock(mutex_);
-  return stats_;
-}
-
-namespace {
-
-template <class Change>
-void for_each_stat(c10::CachingDeviceAllocator::DeviceStats& stats, Change change) {
-  for (auto* array : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes, &stats.reserved_bytes,
-                      &stats.active_bytes, &stats.requested_bytes}) {
-    for (auto& stat : *array) change(stat);
-  }
-}
-
-}  // namespace
-
-void CachingAllocator::reset_peak_stats() {
-  std::lock_guard lock(mutex_);
-  for_each_stat(stats_, [](auto& stat) { stat.reset_peak(); });
-}
-
-void CachingAllocator::reset_accumulated_stats() {
-  std::lock_guard lock(mutex_);
-  for_each_stat(stats_, [](auto& stat) { stat.reset_accumulated(); });
-  stats_.num_alloc_retries = stats_.num_ooms = stats_.num_device_alloc = stats_.num_device_free = 0;
-}
-
-std::vector<c10::CachingDeviceAllocator::SegmentInfo> CachingAllocator::snapshot() {
-  std::lock_guard lock(mutex_);
-  std::vector<c10::CachingDeviceAllocator::SegmentInfo> segments;
-  auto segment = [&](const char* address, size_t size, size_t used, size_t requested, PoolId pool, bool large) {
-    auto& info = segments.emplace_back();
-    info.device = device_;
-    info.address = size_t(address);
-    info.total_size = size;
-    info.allocated_size = info.active_size = used;
-    info.requested_size = requested;
-    info.is_large = large;
-    info.owner_private_pool_id = {0, pool};
-  };
-  for (auto& [id, pool] : pools_) {
-    for (Slab* slab : pool->slabs) {
-      segment(slab->address, NPU_MEMORY_GRANULE, slab->live() * slab->slot, slab->live() * slab->slot, id, false);
-    }
-    for (Block* block : pool->free) segment(block->address, block->size, 0, 0, id, true);
-  }
-  for (auto& [address, block] : blocks_) {
-    segment(block->address, block->size, block->counted, block->requested, block->pool->id, true);
-  }
-  return segments;
-}
-
-// ---- the allocators of all devices ----
-namespace {
-
-std::array<std::atomic<CachingAllocator*>, NPU_MAX_DEVICES> allocators;
-std::mutex creation;
-
-struct PoolUsers {
-  std::mutex mutex;
-  std::unordered_map<PoolId, int> count;
-};
-
-PoolUsers& pool_users() {
-  static auto* users = new PoolUsers;
-  return *users;
-}
-
-void before_fork() {
-  creation.lock();
-  pool_users().mutex.lock();
-  for (auto& entry : allocators) {
-    if (auto* allocator = entry.load()) allocator->mutex().lock();
-  }
-}
-
-void unlock_all() {
-  for (auto& entry : allocators) {
-    if (auto* allocator = entry.load()) allocator->mutex().unlock();
-  }
-  pool_users().mutex.unlock();
-  creation.unlock();
-}
-
-// libgomp's threads do not survive a fork, and a parallel region of a CPU kernel would wait for them for ever: as in the
-// workers of a DataLoader, CPU kernels are serial in the child. The device's own pool starts again by itself.
-void after_fork_in_child() {
-  unlock_all();
-  at::set_num_threads(1);
-}
-
-}  // namespace
-
-CachingAllocator& CachingAllocator::of(c10::DeviceIndex device) {
-  if (size_t(device) < allocators.size()) {
-    if (auto* allocator = allocators[size_t(device)].load(std::memory_order_acquire)) return *allocator;
-  }
-  check_device(device);
-  std::lock_guard lock(creation);
-  auto& entry = allocators[size_t(device)];
-  if (!entry.load()) {
-    static const int forks = pthread_atfork(before_fork, unlock_all, after_fork_in_child);
-    TORCH_CHECK(forks == 0, "npu: pthread_atfork failed");
-    entry.store(new CachingAllocator(device), std::memory_order_release);
-  }
-  return *entry.load();
-}
-
-PoolId new_pool_id() {
-  static std::atomic<PoolId> next{1};
-  return next.fetch_add(1);
-}
-
-void retain_pool(PoolId pool) {
-  auto& users = pool_users();
-  std::lock_guard lock(users.mutex);
-  users.count[pool]++;
-}
-
-void release_pool(PoolId pool) {
-  {
-    auto& users = pool_users();
-    std::lock_guard lock(users.mutex);
-    if (--users.count[pool] > 0) return;
-    users.count.erase(pool);
-  }
-  for (auto& entry : allocators) {
-    if (auto* allocator = entry.load()) allocator->merge_pool(pool);
-  }
-}
-
-int count_pool_users(PoolId pool) {
-  auto& users = pool_users();
-  std::lock_guard lock(users.mutex);
-  const auto found = users.count.find(pool);
-  return found == users.count.end() ? 0 : found->second;
-}
-
-void free_device_memory(void* address) {
-  if (address) CachingAllocator::of(device_of(address)).free(address);
 }
 
 }  // namespace npu

@@ -64,6 +64,8 @@ class CachingAllocator {
   void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
   void* allocate_large(size_t bytes, Pool& pool);
+  Block* take_last_freed(Pool& pool, size_t size);
+  void settle(Pool& pool);
   Block* take_free(Pool& pool, size_t size, size_t bytes);
   bool keeps_layout(const Pool& pool) const;
   void close(Block* block);

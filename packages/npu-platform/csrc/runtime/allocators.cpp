@@ -1,0 +1,101 @@
+// The caching allocators of all devices, and who uses their private pools.
+#include <ATen/Parallel.h>
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+
+#include "runtime/caching_allocator.h"
+#include "runtime/device.h"
+
+namespace npu {
+namespace {
+
+std::array<std::atomic<CachingAllocator*>, NPU_MAX_DEVICES> allocators;
+std::mutex creation;
+
+struct PoolUsers {
+  std::mutex mutex;
+  std::unordered_map<PoolId, int> count;
+};
+
+PoolUsers& pool_users() {
+  static auto* users = new PoolUsers;
+  return *users;
+}
+
+void before_fork() {
+  creation.lock();
+  pool_users().mutex.lock();
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->mutex().lock();
+  }
+}
+
+void unlock_all() {
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->mutex().unlock();
+  }
+  pool_users().mutex.unlock();
+  creation.unlock();
+}
+
+// libgomp's threads do not survive a fork, and a parallel region of a CPU kernel would wait for them for ever: as in the
+// workers of a DataLoader, CPU kernels are serial in the child. The device's own pool starts again by itself.
+void after_fork_in_child() {
+  unlock_all();
+  at::set_num_threads(1);
+}
+
+}  // namespace
+
+CachingAllocator& CachingAllocator::of(c10::DeviceIndex device) {
+  if (size_t(device) < allocators.size()) {
+    if (auto* allocator = allocators[size_t(device)].load(std::memory_order_acquire)) return *allocator;
+  }
+  check_device(device);
+  std::lock_guard lock(creation);
+  auto& entry = allocators[size_t(device)];
+  if (!entry.load()) {
+    static const int forks = pthread_atfork(before_fork, unlock_all, after_fork_in_child);
+    TORCH_CHECK(forks == 0, "npu: pthread_atfork failed");
+    entry.store(new CachingAllocator(device), std::memory_order_release);
+  }
+  return *entry.load();
+}
+
+PoolId new_pool_id() {
+  static std::atomic<PoolId> next{1};
+  return next.fetch_add(1);
+}
+
+void retain_pool(PoolId pool) {
+  auto& users = pool_users();
+  std::lock_guard lock(users.mutex);
+  users.count[pool]++;
+}
+
+void release_pool(PoolId pool) {
+  {
+    auto& users = pool_users();
+    std::lock_guard lock(users.mutex);
+    if (--users.count[pool] > 0) return;
+    users.count.erase(pool);
+  }
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->merge_pool(pool);
+  }
+}
+
+int count_pool_users(PoolId pool) {
+  auto& users = pool_users();
+  std::lock_guard lock(users.mutex);
+  const auto found = users.count.find(pool);
+  return found == users.count.end() ? 0 : found->second;
+}
+
+void free_device_memory(void* address) {
+  if (address) CachingAllocator::of(device_of(address)).free(address);
+}
+
+}  // namespace npu
