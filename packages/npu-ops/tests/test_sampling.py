@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import npu_ops
 
 INFINITY = float("inf")
-reference = npu_ops.definitions.sampling.top_k_top_p.reference
+definitions = npu_ops.definitions.sampling
+reference = definitions.top_k_top_p.reference
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 100), (1, 151936), (5, 32000)])
@@ -111,3 +112,86 @@ def test_infinite_losers_and_no_masks(ops, isa):
     ops.top_k_top_p(logits, None, None)
     ops.top_k_top_p(logits, torch.tensor([4]), torch.tensor([1.0]))
     assert logits.tolist() == [[-INFINITY, 1.0, -INFINITY, 0.5]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 9001), (1, 151936)])
+def test_min_p_equals_vllms_rule(ops, isa, device, shape):
+    logits, bound = torch.randn(shape) * 3, torch.rand(shape[0]) * 0.5
+    bound[0] = 0.05
+    out = logits.to(device, copy=True)
+    ops.min_p(out, bound.to(device))
+    probs = logits.double().softmax(-1)
+    limit = probs.amax(-1, keepdim=True) * bound[:, None]
+    clear = (probs / limit - 1).abs() > 1e-5
+    assert torch.equal((out.cpu() == -INFINITY)[clear], (probs < limit)[clear])
+    kept = out.cpu() > -INFINITY
+    assert torch.equal(out.cpu()[kept], logits[kept])
+
+
+def test_min_p_of_nothing_and_everything(ops, isa):
+    logits = torch.tensor([[1.0, 2.0, -INFINITY], [3.0, 3.0, 2.99]])
+    ops.min_p(logits, torch.tensor([0.0, 1.0]))
+    assert logits.tolist() == [[1.0, 2.0, -INFINITY], [3.0, 3.0, -INFINITY]]
+
+
+@pytest.mark.parametrize("width", [1, 9, 8192, 20001])
+def test_the_choice_inverts_the_distribution(ops, isa, device, width):
+    logits = torch.randn(4, width) * 3
+    logits[1, ::3] = -INFINITY if width > 1 else 0
+    uniform = torch.rand(4, dtype=torch.float64)
+    token = ops.random_sample(logits.to(device), uniform.to(device)).cpu()
+    mass = logits.double().softmax(-1).cumsum(-1)
+    above = mass.gather(1, token[:, None])[:, 0]
+    below = torch.nn.functional.pad(mass, (1, 0)).gather(1, token[:, None])[:, 0]
+    assert (above >= uniform - 1e-6).all()
+    assert (below <= uniform + 1e-6).all()
+    assert (logits.gather(1, token[:, None]) > -INFINITY).all()
+
+
+def test_the_choice_at_the_ends_and_of_odd_rows(ops, isa):
+    logits = torch.full((5, 9000), -INFINITY)
+    logits[0, 7], logits[0, 8500] = 0.0, 0.0
+    logits[1, 7], logits[1, 8500] = 0.0, 0.0
+    logits[2, 4] = INFINITY
+    logits[3] = float("nan")
+    uniform = torch.tensor([0.0, 1 - 2**-53, 0.5, 0.5, 0.5], dtype=torch.float64)
+    assert ops.random_sample(logits, uniform).tolist() == [7, 8500, 4, 0, 0]
+
+
+def test_the_choice_does_not_depend_on_the_batch(ops, isa):
+    logits, uniform = torch.randn(6, 20000), torch.rand(6, dtype=torch.float64)
+    together = ops.random_sample(logits, uniform)
+    alone = torch.cat([ops.random_sample(logits[i : i + 1], uniform[i : i + 1]) for i in range(6)])
+    assert torch.equal(together, alone)
+
+
+def test_frequencies_of_the_choice(ops):
+    logits = torch.log(torch.tensor([0.5, 0.0, 0.2, 0.3])).expand(4000, 4).contiguous()
+    counts = ops.random_sample(logits, torch.rand(4000, dtype=torch.float64)).bincount(minlength=4)
+    assert counts[1] == 0
+    torch.testing.assert_close(counts / 4000, logits[0].exp(), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(("width", "prompt", "output"), [(50, 30, 40), (1000, 0, 3), (1000, 7, 0)])
+def test_penalties(ops, isa, device, width, prompt, output):
+    """Ids outside of the vocabulary are padding; a row with neutral penalties stays as it is."""
+    logits = torch.randn(4, width)
+    ids = (torch.randint(-1, width + 1, (4, prompt)), torch.randint(-1, width + 1, (4, output)))
+    penalties = [torch.rand(4), torch.rand(4) - 0.3, torch.rand(4) + 0.5]
+    penalties[0][1], penalties[1][1], penalties[2][1] = 0, 0, 1
+    expected, out = logits.clone(), logits.to(device, copy=True)
+    definitions.apply_penalties.reference(expected, *ids, *penalties)
+    ops.apply_penalties(out, *(x.to(device) for x in (*ids, *penalties)))
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(out[1].cpu(), logits[1])
+
+
+@pytest.mark.parametrize(("width", "n"), [(1, 1), (20, 20), (3001, 0), (3001, 5), (20000, 64)])
+def test_top_logprobs(ops, isa, device, width, n):
+    logprobs = torch.randn(4, width).log_softmax(-1)
+    logprobs[1] = logprobs[1].mul(2).round()  # many equals
+    logprobs[2, ::2] = -INFINITY
+    tokens = torch.randint(0, width, (4,))
+    actual = ops.top_logprobs(logprobs.to(device), tokens.to(device), n)
+    for got, expected in zip(actual, definitions.top_logprobs.reference(logprobs, tokens, n), strict=True):
+        assert torch.equal(got.cpu(), expected)

@@ -28,11 +28,75 @@ void top_k_top_p(Tensor logits, std::optional<Tensor> k, std::optional<Tensor> p
   launch<top_k_top_p_tiers>(logits, "npu_ops::top_k_top_p", params);
 }
 
+void check_logits(const Tensor& logits, const char* op) {
+  NPU_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float && logits.size(1) > 0, op, ": logits must be float32 [rows, vocabulary > 0].");
+  check_dense_rows(logits, "logits");
+}
+
+// One number a row, of the dtype, next to each other.
+template <class T>
+const T* one_a_row(const Tensor& t, const Tensor& logits, ScalarType type, const char* what) {
+  NPU_CHECK(t.scalar_type() == type && t.numel() == logits.size(0) && t.is_contiguous(), what, " for each of the ", logits.size(0), " rows.");
+  check_same_device(t, logits, what);
+  return static_cast<const T*>(t.data_ptr());
+}
+
+void min_p(Tensor logits, Tensor bound) {
+  check_logits(logits, "min_p");
+  const MinPParams params{static_cast<float*>(logits.data_ptr()), one_a_row<float>(bound, logits, ScalarType::Float, "min_p: min_p must be one float32"),
+                          logits.size(0), logits.size(1), logits.stride(0)};
+  launch<min_p_tiers>(logits, "npu_ops::min_p", params);
+}
+
+Tensor random_sample(Tensor logits, Tensor uniform) {
+  check_logits(logits, "random_sample");
+  Tensor out = torch::stable::new_empty(logits, std::vector<int64_t>{logits.size(0)}, ScalarType::Long);
+  const RandomSampleParams params{static_cast<const float*>(logits.data_ptr()),
+                                  one_a_row<double>(uniform, logits, ScalarType::Double, "random_sample: uniform must be one float64"),
+                                  static_cast<int64_t*>(out.data_ptr()), logits.size(0), logits.size(1), logits.stride(0)};
+  launch<random_sample_tiers>(logits, "npu_ops::random_sample", params);
+  return out;
+}
+
+void apply_penalties(Tensor logits, Tensor prompt, Tensor output, Tensor presence, Tensor frequency, Tensor repetition) {
+  check_logits(logits, "apply_penalties");
+  for (const Tensor& ids : {prompt, output}) {
+    NPU_CHECK(ids.dim() == 2 && ids.size(0) == logits.size(0) && is_int64(ids) && ids.is_contiguous(),
+              "apply_penalties: prompt and output must be int64 [", logits.size(0), ", tokens], contiguous.");
+    check_same_device(ids, logits, "prompt and output");
+  }
+  const char* what = "apply_penalties: each penalty must be one float32";
+  const PenaltiesParams params{static_cast<float*>(logits.data_ptr()), static_cast<const int64_t*>(prompt.data_ptr()),
+                               static_cast<const int64_t*>(output.data_ptr()), one_a_row<float>(presence, logits, ScalarType::Float, what),
+                               one_a_row<float>(frequency, logits, ScalarType::Float, what), one_a_row<float>(repetition, logits, ScalarType::Float, what),
+                               logits.size(0), logits.size(1), logits.stride(0), prompt.size(1), output.size(1)};
+  launch<apply_penalties_tiers>(logits, "npu_ops::apply_penalties", params);
+}
+
+std::tuple<Tensor, Tensor, Tensor> top_logprobs(Tensor logprobs, Tensor tokens, int64_t n) {
+  check_logits(logprobs, "top_logprobs");
+  const int64_t rows = logprobs.size(0);
+  NPU_CHECK(n >= 0 && n <= logprobs.size(1), "top_logprobs: n must be between 0 and the vocabulary's ", logprobs.size(1), ", got ", n, ".");
+  Tensor indices = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows, n + 1}, ScalarType::Int);
+  Tensor values = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows, n + 1});
+  Tensor ranks = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows}, ScalarType::Long);
+  const TopLogprobsParams params{static_cast<const float*>(logprobs.data_ptr()),
+                                 one_a_row<int64_t>(tokens, logprobs, ScalarType::Long, "top_logprobs: tokens must be one int64"),
+                                 static_cast<int32_t*>(indices.data_ptr()), static_cast<float*>(values.data_ptr()),
+                                 static_cast<int64_t*>(ranks.data_ptr()), rows, logprobs.size(1), logprobs.stride(0), n};
+  launch<top_logprobs_tiers>(logprobs, "npu_ops::top_logprobs", params);
+  return {indices, values, ranks};
+}
+
 }  // namespace
 
 NPU_OPS(m) {
   m.impl("argmax", TORCH_BOX(&argmax));
   m.impl("top_k_top_p", TORCH_BOX(&top_k_top_p));
+  m.impl("min_p", TORCH_BOX(&min_p));
+  m.impl("random_sample", TORCH_BOX(&random_sample));
+  m.impl("apply_penalties", TORCH_BOX(&apply_penalties));
+  m.impl("top_logprobs", TORCH_BOX(&top_logprobs));
 }
 
 }  // namespace npu_ops

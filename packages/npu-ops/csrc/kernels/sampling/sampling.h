@@ -1,4 +1,4 @@
-// Greedy choice, and the top-k / top-p masks without a sort.
+// Choosing a token: penalties, the top-k / top-p / min-p masks without a sort, the greedy and the random choice, logprobs.
 #pragma once
 
 #include "dispatch/tiers.h"
@@ -20,7 +20,41 @@ struct TopKTopPParams {
   int64_t rows, width, stride;
 };
 
+struct MinPParams {
+  float* logits;      // [rows, width], rows `stride` apart
+  const float* min_p;  // [rows]
+  int64_t rows, width, stride;
+};
+
+struct RandomSampleParams {
+  const float* logits;    // [rows, width], rows `stride` apart
+  const double* uniform;  // [rows], in [0, 1)
+  int64_t* out;           // [rows]
+  int64_t rows, width, stride;
+};
+
+struct PenaltiesParams {
+  float* logits;          // [rows, width], rows `stride` apart
+  const int64_t* prompt;  // [rows, prompt_length]; ids outside the vocabulary are padding
+  const int64_t* output;  // [rows, output_length]
+  const float *presence, *frequency, *repetition;  // [rows]
+  int64_t rows, width, stride, prompt_length, output_length;
+};
+
+struct TopLogprobsParams {
+  const float* logprobs;  // [rows, width], rows `stride` apart
+  const int64_t* tokens;  // [rows]
+  int32_t* indices;       // [rows, n + 1]
+  float* values;          // [rows, n + 1]
+  int64_t* ranks;         // [rows]
+  int64_t rows, width, stride, n;
+};
+
 NPU_KERNEL(argmax, ArgmaxParams)
 NPU_KERNEL(top_k_top_p, TopKTopPParams)
+NPU_KERNEL(min_p, MinPParams)
+NPU_KERNEL(random_sample, RandomSampleParams)
+NPU_KERNEL(apply_penalties, PenaltiesParams)
+NPU_KERNEL(top_logprobs, TopLogprobsParams)
 
 }  // namespace npu_ops

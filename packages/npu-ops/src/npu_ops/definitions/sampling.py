@@ -1,4 +1,4 @@
-"""Greedy choice, and the top-k and top-p masks."""
+"""From logits to a token: penalties, the top-k, top-p and min-p masks, the greedy and the random choice, logprobs."""
 
 from __future__ import annotations
 
@@ -42,3 +42,73 @@ def top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> None:
         gone[:, -1] = False
         ordered = ordered.masked_fill(gone, float("-inf"))
     logits.scatter_(-1, index, ordered)
+
+
+@define("min_p(Tensor(a!) logits, Tensor min_p) -> ()")
+def min_p(logits: Tensor, min_p: Tensor) -> None:
+    """Set what is less probable than min_p times the most probable to -inf, in place (arXiv 2407.01082).
+
+    logits: float32 [B, V]; min_p: float32 [B] in [0, 1], 0: all stay.
+    """
+    bound = logits.amax(dim=-1, keepdim=True) + min_p.view(-1, 1).log()
+    logits.masked_fill_(logits < bound, float("-inf"))
+
+
+@define("random_sample(Tensor logits, Tensor uniform) -> Tensor", lambda logits, uniform: _one_a_row(logits))
+def random_sample(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token of softmax(logits) for each row by inverting its distribution function at a uniform number.
+
+    logits: float32 [B, V]; uniform: float64 [B] in [0, 1); returns int64 [B]. A row and its number give the same token
+    whatever shares the batch. A row of an infinite logit gives its first one; a row without a mass gives 0.
+    """
+    peak = logits.amax(dim=-1, keepdim=True)
+    shifted = torch.where((peak == float("inf")) & (logits == peak), 0.0, logits.double() - peak)
+    mass = shifted.exp().nan_to_num(0.0).cumsum(dim=-1)
+    index = torch.searchsorted(mass, uniform.view(-1, 1) * mass[:, -1:], right=True)[:, 0]
+    index = torch.where(peak[:, 0] == float("inf"), (logits == float("inf")).int().argmax(dim=-1), index)
+    return torch.where(mass[:, -1] > 0, index.clamp_max(logits.shape[-1] - 1), 0)
+
+
+@define(
+    "apply_penalties(Tensor(a!) logits, Tensor prompt, Tensor output, Tensor presence, Tensor frequency, "
+    "Tensor repetition) -> ()"
+)
+def apply_penalties(
+    logits: Tensor, prompt: Tensor, output: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> None:
+    """Penalise the tokens that occurred, in place, as OpenAI's interface defines it and vLLM applies it.
+
+    logits: float32 [B, V]; prompt, output: int64 [B, any], ids outside the vocabulary are padding; presence, frequency,
+    repetition: float32 [B]. Repetition divides a positive logit, and multiplies another, of each token that either has;
+    then frequency times its count in the output, and presence once for a token of the output, are subtracted.
+    """
+    width = logits.shape[-1]
+
+    def counts(ids: Tensor) -> Tensor:
+        index = torch.where((ids < 0) | (ids > width), width, ids)
+        found = torch.zeros(logits.shape[0], width + 1, dtype=torch.int64, device=logits.device)
+        return found.scatter_add_(1, index, torch.ones_like(index))[:, :width]
+
+    times = counts(output)
+    factor = torch.where(logits > 0, 1 / repetition.view(-1, 1), repetition.view(-1, 1))
+    logits.mul_(torch.where((counts(prompt) > 0) | (times > 0), factor, 1.0))
+    logits.sub_(frequency.view(-1, 1) * times)
+    logits.sub_(presence.view(-1, 1) * (times > 0))
+
+
+def _fake_top(logprobs: Tensor, tokens: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (logprobs.shape[0], n + 1)
+    return logprobs.new_empty(shape, dtype=torch.int32), logprobs.new_empty(shape), _one_a_row(logprobs)
+
+
+@define("top_logprobs(Tensor logprobs, Tensor tokens, int n) -> (Tensor, Tensor, Tensor)", _fake_top)
+def top_logprobs(logprobs: Tensor, tokens: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Report each row's token and its n highest: int32 indices and float32 values [B, n + 1], int64 ranks [B].
+
+    logprobs: float32 [B, V] without NaN; tokens: int64 [B]. The token comes first, then the highest in falling
+    order, of equals the earlier ones; its rank counts the logprobs that are not below its own.
+    """
+    own = logprobs.gather(1, tokens.view(-1, 1))
+    values, indices = logprobs.sort(dim=-1, descending=True, stable=True)
+    indices = torch.cat((tokens.view(-1, 1), indices[:, :n]), dim=1).to(torch.int32)
+    return indices, torch.cat((own, values[:, :n]), dim=1), (logprobs >= own).sum(dim=-1)
