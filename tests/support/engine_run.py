@@ -36,6 +36,7 @@ def run_engine(
     """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, and maybe the
     folder of each prompt's adapter in ``"lora"``) with ``vllm.LLM(model=..., **engine)``.
 
+    ``"seen"`` and ``"heard"`` are the numbers of each prompt's image or recording (``tests.support.multimodal``).
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
     ``profiler_config`` the rounds are profiled.
     """
@@ -57,7 +58,7 @@ def main(scenario_file: str, result_file: str) -> None:
 
     scenario = json.loads(Path(scenario_file).read_text())
     pooling = scenario["engine"].get("runner") == "pooling"
-    llm = LLM(skip_tokenizer_init=not pooling, disable_log_stats=False, **scenario["engine"])
+    llm = LLM(**{"skip_tokenizer_init": not pooling, "disable_log_stats": False} | scenario["engine"])
     profiled = "profiler_config" in scenario["engine"]
     if profiled:
         llm.start_profile()
@@ -75,15 +76,21 @@ def main(scenario_file: str, result_file: str) -> None:
 
 
 def _generate(
-    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], lora: list[str | None] | None = None
+    llm: Any,
+    prompts: list[list[int]],
+    sampling: dict[str, Any],
+    lora: list[str | None] | None = None,
+    **media: list[int],
 ) -> list[dict[str, Any]]:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
+    from tests.support.multimodal import prompt
+
     parameters = SamplingParams(detokenize=False, ignore_eos=True, **sampling)
     # an adapter has one number in all rounds
     requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
-    inputs = [{"prompt_token_ids": ids} for ids in prompts]
+    inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]
     outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=requests or None)
     return [
         {

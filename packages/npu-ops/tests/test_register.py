@@ -53,9 +53,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm
 from vllm.model_executor.layers.activation import SiluAndMul, GeluAndMul, NewGELU, FastGELU, QuickGELU, GELU
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm import ir
 torch.manual_seed(0)
 near = lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+starts = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
 with set_current_vllm_config(config), torch.inference_mode():
     for layer in (RMSNorm(32), GemmaRMSNorm(32), RMSNorm(32, var_hidden_size=16), RMSNorm(32, has_weight=False)):
         assert type(layer).__module__ == "npu_ops.layers.layernorm"
@@ -76,6 +78,12 @@ with set_current_vllm_config(config), torch.inference_mode():
         rope = MRotaryEmbedding(32, 32, 64, 10000, True, torch.float32, [6, 5, 5], interleaved)
         for positions in (torch.arange(5), torch.randint(0, 60, (3, 5))):
             near(rope(positions, q.clone(), k.clone()), rope.forward_native(positions, q, k))
+    for heads, kv_heads, size in ((4, 4, 72), (4, 2, 16)):
+        attention = MMEncoderAttention(heads, size, num_kv_heads=kv_heads)
+        assert type(attention).__module__ == "npu_ops.layers.encoder_attention"
+        q, k, v = torch.randn(2, 9, heads * size), torch.randn(2, 9, kv_heads * size), torch.randn(2, 9, kv_heads * size)
+        near(attention(q, k, v), attention.forward_native(q, k, v))
+        near(attention(q[:1], k[:1], v[:1], starts), attention.forward_native(q[:1], k[:1], v[:1], starts))
     provider = ir.ops.rms_norm.impls["npu_ops"]
     x, w = torch.randn(3, 32), torch.randn(32)
     near(provider.impl_fn(x, w, 1e-6), ir.ops.rms_norm.impls["native"].impl_fn(x, w, 1e-6))

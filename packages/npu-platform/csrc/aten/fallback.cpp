@@ -47,13 +47,16 @@ bool has_mask(const OpInfo& info, const Stack& stack) {
   return false;
 }
 
+// Whether the op reads values on the host, as the shape of its result depends on them. That of an indexing does for masks alone.
+bool reads_on_host(const OpInfo& info, const Stack& stack) {
+  return info.name.starts_with("aten::index.") ? has_mask(info, stack) : info.reads_on_host;
+}
+
 // How an op makes its results where the driver does not compute: by its shape function, or, where the result depends on
 // values, by its CPU kernel, which finds zeros.
 Aliases::Kind kind_of(const OpInfo& info, const Stack& stack) {
   if (C10_LIKELY(computes())) return Aliases::Kind::memory;
-  const bool is_indexing = info.name.starts_with("aten::index.");  // its shape is that of the indices, but for masks
-  const bool reads_values = is_indexing ? has_mask(info, stack) : info.reads_on_host;
-  return info.has_shapes && !reads_values ? Aliases::Kind::shapes : Aliases::Kind::zeros;
+  return info.has_shapes && !reads_on_host(info, stack) ? Aliases::Kind::shapes : Aliases::Kind::zeros;
 }
 
 // The arguments of a call, replaced by aliases.
@@ -169,7 +172,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   if (C10_UNLIKELY(has_own_out(info))) return op.redispatchBoxed(kComposite, stack);
   report(info);
   count_fallback();
-  if (C10_UNLIKELY(is_capturing() && info.reads_on_host)) refuse_during_capture(info.name);
+  if (C10_UNLIKELY(is_capturing()) && reads_on_host(info, *stack)) refuse_during_capture(info.name);
   const Aliases::Kind kind = kind_of(info, *stack);
   Arguments arguments(info, *stack, kind);
   arguments.choose_generator(*stack);

@@ -47,8 +47,6 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
         yield "LoRA adapters are multiplied in the model's dtype on npu: leave out --lora-dtype."
     if model.is_hybrid or model.is_attention_free:
         yield "State-space and linear-attention models have no npu kernels yet: serve an attention model."
-    if model.is_encoder_decoder:
-        yield "Encoder-decoder models have no npu cross attention yet: serve a decoder or encoder model."
     if model.enable_sleep_mode:
         yield "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
 

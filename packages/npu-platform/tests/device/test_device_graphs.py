@@ -66,6 +66,16 @@ def test_torchs_own_graph_class_records_the_same() -> None:
     assert torch.equal(x, before + 2)
 
 
+def test_indices_are_read_at_each_replay() -> None:
+    table, places = torch.arange(8.0, device=DEVICE) * 10, torch.tensor([1, 2], device=DEVICE)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        rows = table[places]
+    places.copy_(torch.tensor([7, 0]))
+    graph.replay()
+    assert rows.tolist() == [70, 0]
+
+
 @pytest.mark.parametrize(
     ("operation", "name"),
     [
@@ -76,6 +86,7 @@ def test_torchs_own_graph_class_records_the_same() -> None:
         (lambda _: torch.npu.current_stream().synchronize(), "synchronize"),
         (lambda x: x.nonzero(), "aten::nonzero"),
         (lambda x: torch.equal(x, x), "aten::equal"),
+        (lambda x: x[x > 0], "aten::(nonzero|index)"),
     ],
 )
 def test_what_a_replay_could_not_repeat_is_refused_by_name(operation, name: str) -> None:

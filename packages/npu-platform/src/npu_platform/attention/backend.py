@@ -71,7 +71,12 @@ class NPUPagedBackend(AttentionBackend):
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         """Say whether layers of `attn_type` run here."""
-        return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
+        return attn_type in (
+            AttentionType.DECODER,
+            AttentionType.ENCODER_ONLY,
+            AttentionType.ENCODER,
+            AttentionType.ENCODER_DECODER,
+        )
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:

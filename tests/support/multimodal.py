@@ -1,0 +1,139 @@
+"""Makers of small random models that see or hear, with processors of their own, and what they are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLING_RATE = 16000  # of recordings, per second
+IMAGE_TOKEN = 3
+IMAGE_TOKENS = 16  # that the processor puts in the place of one
+
+_VOCABULARY = 512
+_SPREAD = 0.1
+_PIXELS, _PATCH = 56, 14
+_SPEECH_TOKENS = ("endoftext", "startoftranscript", "en", "transcribe", "translate", "startofprev", "startoflm")
+
+
+def image(seed: int) -> Image.Image:
+    """Return noise, of another shape for each seed."""
+    pixels = np.random.default_rng(seed).random((_PIXELS + 24 * seed, _PIXELS + 10 * seed, 3))
+    return Image.fromarray((255 * pixels).astype(np.uint8))
+
+
+def recording(seed: int) -> np.ndarray:
+    """Return float32 noise of `seed` + 1 seconds."""
+    return np.random.default_rng(seed).standard_normal(SAMPLING_RATE * (seed + 1)).astype(np.float32)
+
+
+def prompt(ids: list[int], seen: int | None = None, heard: int | None = None) -> dict[str, Any]:
+    """Return vLLM's form of a prompt with an image (a decoder's), with a recording (an encoder's), or with neither."""
+    if seen is not None:
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": image(seen)}}
+    if heard is not None:
+        encoder = {"prompt": "", "multi_modal_data": {"audio": (recording(heard), SAMPLING_RATE)}}
+        return {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": ids}}
+    return {"prompt_token_ids": ids}
+
+
+def tiny_llava(folder: Path) -> Path:
+    """LLaVA: CLIP's vision tower, a projector, Llama."""
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=_PIXELS,
+        patch_size=_PATCH,
+        initializer_range=_SPREAD,
+    )
+    text = transformers.LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        initializer_range=_SPREAD,
+        max_position_embeddings=512,
+    )
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
+    torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    _name_as_on_the_hub(folder / "model.safetensors")
+    _llava_processor().save_pretrained(folder)
+    return folder
+
+
+def tiny_whisper(folder: Path) -> Path:
+    """Whisper: convolutions and encoder over 30 seconds of sound, decoder with cross attention."""
+    vocabulary = {character: index for index, character in enumerate(bytes_to_unicode().values())}
+    special = [f"<|{name}|>" for name in (*_SPEECH_TOKENS, "nospeech", "notimestamps")]
+    vocabulary |= {name: len(vocabulary) + index for index, name in enumerate(special)}
+    end = vocabulary["<|endoftext|>"]
+    config = transformers.WhisperConfig(
+        vocab_size=_VOCABULARY,
+        d_model=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        init_std=_SPREAD,
+        pad_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        decoder_start_token_id=vocabulary["<|startoftranscript|>"],
+    )
+    torch.manual_seed(0)
+    model = transformers.WhisperForConditionalGeneration(config)
+    with torch.no_grad():  # so that what is heard decides what is said
+        for layer in model.model.decoder.layers:
+            layer.encoder_attn.v_proj.weight *= 4
+            layer.encoder_attn.q_proj.weight *= 8
+    model.save_pretrained(folder)
+    tokenizer = transformers.WhisperTokenizerFast(
+        vocab=vocabulary,
+        merges=[],
+        unk_token=special[0],
+        bos_token=special[0],
+        eos_token=special[0],
+        additional_special_tokens=special[1:],
+    )
+    transformers.WhisperProcessor(transformers.WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    return folder
+
+
+def _llava_processor() -> transformers.LlavaProcessor:
+    vocabulary = {f"t{index}": index for index in range(_VOCABULARY) if index != IMAGE_TOKEN} | {"<image>": IMAGE_TOKEN}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", additional_special_tokens=["<image>"]
+    )
+    pixels = {"size": {"shortest_edge": _PIXELS}, "crop_size": {"height": _PIXELS, "width": _PIXELS}}
+    return transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(**pixels),
+        tokenizer=tokenizer,
+        patch_size=_PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def _name_as_on_the_hub(file: Path) -> None:
+    # transformers 5 writes names that vLLM's LLaVA does not know; it reads the older ones too, which checkpoints have.
+    weights = load_file(file)
+    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): weight for name, weight in weights.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
