@@ -40,23 +40,34 @@ def run_engine(
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
     ``profiler_config`` the rounds are profiled.
     """
+    return run_engines(folder, [model], rounds, environ, **engine)[0]
+
+
+def run_engines(
+    folder: Path, models: list[Path], rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
+) -> list[EngineRun]:
+    """Run the same rounds with one model after the other, in one process; otherwise as ``run_engine``."""
     folder.mkdir(parents=True, exist_ok=True)
     scenario, result = folder / "scenario.json", folder / "result.json"
-    scenario.write_text(json.dumps({"engine": {"model": str(model), **engine}, "rounds": rounds}))
+    scenario.write_text(json.dumps([{"engine": {"model": str(model), **engine}, "rounds": rounds} for model in models]))
     defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "4GiB"}
     done = run_module("tests.support.engine_run", scenario, result, **defaults | (environ or {}))
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-6000:]
-    return EngineRun(**json.loads(result.read_text()), log=log)
+    return [EngineRun(**run, log=log) for run in json.loads(result.read_text())]
 
 
 def main(scenario_file: str, result_file: str) -> None:
-    """Run one scenario."""
+    """Run the scenarios."""
+    results = [_run(scenario) for scenario in json.loads(Path(scenario_file).read_text())]
+    Path(result_file).write_text(json.dumps(results))
+
+
+def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
 
-    scenario = json.loads(Path(scenario_file).read_text())
     pooling = scenario["engine"].get("runner") == "pooling"
     llm = LLM(**{"skip_tokenizer_init": not pooling, "disable_log_stats": False} | scenario["engine"])
     profiled = "profiler_config" in scenario["engine"]
@@ -72,7 +83,7 @@ def main(scenario_file: str, result_file: str) -> None:
         "platform": current_platform.device_type,
     }
     llm.llm_engine.engine_core.shutdown()
-    Path(result_file).write_text(json.dumps(result))
+    return result
 
 
 def _generate(

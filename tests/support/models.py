@@ -22,6 +22,7 @@ __all__ = [
     "ENCODERS",
     "MAKERS",
     "MIXTURES",
+    "RECURRENT",
     "VOCABULARY",
     "prompt_token_ids",
     "tiny_bert",
@@ -32,6 +33,7 @@ __all__ = [
     "tiny_glm4_moe",
     "tiny_gpt2",
     "tiny_gpt_oss",
+    "tiny_granite_hybrid",
     "tiny_llama",
     "tiny_mixtral",
     "tiny_modernbert",
@@ -79,6 +81,8 @@ _EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "tie_word_embeddings": False,
 }
+
+_STATES: dict[str, Any] = {"expand": 2, "conv_kernel": 4, "initializer_range": _SPREAD, "tie_word_embeddings": False}
 
 
 def tiny_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
@@ -233,6 +237,69 @@ def tiny_gpt_oss(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return _save(transformers.GptOssConfig(**_SHAPE | special | changes), folder, seed, _roughen_expert_biases)
 
 
+def tiny_mamba(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Mamba: no attention at all."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 128, "state_size": 16, "num_hidden_layers": 3}
+    return _save(transformers.MambaConfig(**_TOKENS | shape | _STATES | changes), folder, seed, _widen_states)
+
+
+def tiny_granite_hybrid(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Granite 4: Mamba-2 in three layers of four, attention without positions in one; dense."""
+    special = {
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 32,
+        "mamba_chunk_size": 32,
+        "head_dim": 32,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 512,
+        "position_embedding_type": "nope",
+        "tie_word_embeddings": False,
+    }
+    return _save(transformers.GraniteMoeHybridConfig(**_SHAPE | special | changes), folder, seed, _widen_states)
+
+
+def tiny_lfm2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """LFM2: gated short convolutions, with attention in one layer of four."""
+    special = {
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "head_dim": 32,
+        "conv_L_cache": 3,
+        "conv_dim": 256,
+        "block_dim": 256,
+        "block_auto_adjust_ff_dim": False,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "tie_word_embeddings": True,
+    }
+    return _save(transformers.Lfm2Config(**_SHAPE | special | changes), folder, seed)
+
+
+def tiny_qwen3_next(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3-Next: gated delta nets, gated attention in one layer of four, experts with a shared one."""
+    special = {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 48,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 128,
+    }
+    return _save(transformers.Qwen3NextConfig(**_SHAPE | _EXPERTS | special | changes), folder, seed, _widen_states)
+
+
+RECURRENT: dict[str, Callable[..., Path]] = {
+    "mamba": tiny_mamba,
+    "granite_hybrid": tiny_granite_hybrid,
+    "lfm2": tiny_lfm2,
+    "qwen3_next": tiny_qwen3_next,
+}
+"""Models whose layers, or some of them, keep a state of fixed size."""
+
 MIXTURES: dict[str, Callable[..., Path]] = {
     "mixtral": tiny_mixtral,
     "qwen3_moe": tiny_qwen3_moe,
@@ -296,6 +363,15 @@ def _roughen_expert_biases(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("proj_bias"):
             parameter.normal_(std=0.2)
+
+
+def _widen_states(model: Any) -> None:
+    """Let the states be heard: wide convolutions, and step sizes of about one."""
+    for name, parameter in model.named_parameters():
+        if "conv1d.weight" in name:
+            parameter.normal_(std=0.4)
+        elif name.endswith("dt_bias"):
+            parameter.normal_(mean=-1.0, std=0.5)
 
 
 def _calm_embeddings(model: Any, factor: float = 8.0) -> None:

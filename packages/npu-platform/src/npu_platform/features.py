@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 import vllm.envs as vllm_envs
+from vllm.logger import init_logger
 
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger("vllm.npu_platform.features")
 
 _SPECULATION = ("ngram",)
 
@@ -22,6 +25,31 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     refusals = [*_model(vllm_config), *_parallel(vllm_config), *_engine(vllm_config)]
     if refusals:
         raise UnsupportedFeatureError(" ".join(refusals))
+
+
+def refuse_states_without_kernels(layers: Mapping[str, object]) -> None:
+    """Raise UnsupportedFeatureError if a layer of a loaded model keeps a state that no npu kernel updates."""
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+
+    kinds = {type(layer).__name__ for layer in layers.values() if isinstance(layer, MambaBase)}
+    kinds -= {type(layer).__name__ for layer in layers.values() if getattr(layer, "has_npu_kernels", False)}
+    if kinds:
+        msg = (
+            f"Layers of the kind {', '.join(sorted(kinds))} have no npu kernels: serve a model of Mamba, Mamba-2, "
+            "short convolution or Qwen's gated delta net."
+        )
+        raise UnsupportedFeatureError(msg)
+
+
+def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
+    """Switch prefix caching off where layers keep a state: vLLM asks for it by default, and no kernel copies states."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if model is None or not (model.is_hybrid or model.is_attention_free) or not cache.enable_prefix_caching:
+        return
+    logger.warning("Prefix caching is off: the states of %s are not cached on npu yet.", model.architecture)
+    cache.enable_prefix_caching = False
+    cache.mamba_cache_mode = "none"
+    cache.mamba_block_size = model.max_model_len
 
 
 def disable_fusion_passes(vllm_config: VllmConfig) -> None:
@@ -46,9 +74,18 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     if lora is not None and lora.lora_dtype not in ("auto", model.dtype):
         yield "LoRA adapters are multiplied in the model's dtype on npu: leave out --lora-dtype."
     if model.is_hybrid or model.is_attention_free:
-        yield "State-space and linear-attention models have no npu kernels yet: serve an attention model."
+        yield from _states(vllm_config)
     if model.enable_sleep_mode:
         yield "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
+
+
+def _states(vllm_config: VllmConfig) -> Iterator[str]:
+    if not hasattr(torch.ops.npu_ops, "selective_scan"):
+        yield "State-space and linear-attention models need the kernels of npu-ops: pip install npu-ops."
+    if vllm_config.speculative_config is not None:
+        yield "The states of state-space models cannot be rolled back on npu: leave out --speculative-config."
+    if vllm_config.cache_config.use_replayssm:
+        yield "ReplaySSM is not there on npu: leave out --use-replayssm."
 
 
 def _experts(vllm_config: VllmConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from npu_platform import compat
 from npu_platform.config import NPUConfig
+from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.wrapper import NPUGraphWrapper
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class NPUModelRunner(GPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, then put npu graphs in the place of the CUDA ones; arguments are those of vLLM's runner."""
         super().load_model(*args, **kwargs)
+        refuse_states_without_kernels(self.compilation_config.static_forward_context)
         if type(self.model) is CUDAGraphWrapper:
             self.model = NPUGraphWrapper(self.model.runnable, self.vllm_config, self.model.runtime_mode)
 
@@ -62,7 +64,9 @@ class NPUModelRunner(GPUModelRunner):
     def _zero_block_ids(self, block_ids: list[int]) -> None:
         # vLLM's own is a Triton kernel over raw addresses.
         blocks = torch.tensor(block_ids, device=self.device)
-        for cache in {cache.data_ptr(): cache for cache in self.kv_caches}.values():
+        # States of state-space layers are lists; a request without one starts from zero whatever is there.
+        caches = {cache.data_ptr(): cache for cache in self.kv_caches if isinstance(cache, torch.Tensor)}
+        for cache in caches.values():
             cache.index_fill_(0, blocks, 0)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:

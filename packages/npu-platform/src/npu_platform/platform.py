@@ -125,13 +125,14 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Choose no compilation and decode graphs, where the user chose nothing.
+        """Choose no compilation and decode graphs, where the user chose nothing; no prefix cache of states.
 
         This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late.
         """
         from npu_platform.graphs.defaults import apply_graph_defaults
 
         apply_graph_defaults(vllm_config)
+        features.disable_prefix_caching_of_states(vllm_config)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+
+from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.features import refuse_states_without_kernels
+
+
+class LayerWithState(MambaBase):
+    """A layer as vLLM's model modules define them."""
+
+    def get_state_shape(self):
+        return ((1,),)
+
+    def get_state_dtype(self):
+        return ()
+
+    @property
+    def mamba_type(self):
+        return None
+
+
+class LayerWithKernels(LayerWithState):
+    has_npu_kernels = True
+
+
+def test_layers_with_a_state_need_kernels():
+    refuse_states_without_kernels({"attention": object(), "mixer": LayerWithKernels()})
+    with pytest.raises(UnsupportedFeatureError, match="kind LayerWithState have no npu kernels"):
+        refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerWithState()})

@@ -1,0 +1,48 @@
+"""Models whose layers keep a state of fixed size: greedy tokens equal transformers', through vLLM's engine on npu."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import models
+from tests.support.engine_run import EngineRun, run_engines
+from tests.support.transformers_reference import assert_greedy, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEW = 8
+# More prompts than requests at a time, longer and shorter than a step's 64 tokens: decodes beside first and later chunks.
+PROMPTS = models.prompt_token_ids([23, 1, 2, 3, 64, 65, 150, 5, 17, 100])
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 4,
+    "kv_cache_memory_bytes": 32 << 20,
+    "cudagraph_capture_sizes": [2, 4],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, EngineRun]]:
+    """Chunked prompts, mixed batches, requests in slots that others left, decode graphs with padding."""
+    folder = tmp_path_factory.mktemp("states")
+    made = {name: make(folder / name) for name, make in models.RECURRENT.items()}
+    rounds = [{"prompts": PROMPTS, "sampling": {"temperature": 0.0, "max_tokens": NEW}}]
+    outcome = run_engines(folder, list(made.values()), rounds, **ENGINE)
+    return {name: (made[name], run) for name, run in zip(made, outcome, strict=True)}
+
+
+@pytest.mark.parametrize("name", models.RECURRENT)
+def test_greedy_tokens(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> None:
+    model, run = runs[name]
+    assert run.platform == "npu"
+    assert run.graphs_captured > 0
+    assert "Prefix caching is off" in run.log
+    reference = load(model)
+    for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
+        assert len(output) == NEW
+        assert_greedy(reference, prompt, output)
