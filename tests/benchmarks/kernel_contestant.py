@@ -1,6 +1,6 @@
 """One contestant of the kernel benchmark, run by its own interpreter: ``python -m tests.benchmarks.kernel_contestant npu|peer``.
 
-Reads ``case seconds`` a line and answers ``RESULT`` and the best sample in seconds a call, or the reason why the
+Reads ``case seconds figure`` a line and answers ``RESULT`` and the best or the median sample in seconds a call, or the reason why the
 contestant does not run the case. What a case needs is prepared once and kept until the next case comes.
 Weights and caches are rotated over several copies, so that they come from memory as in a model.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def main(who: str) -> None:
     cases = {case.name: case for case in CASES}
     current, calls = "", []
     for line in sys.stdin:
-        name, seconds = line.split()
+        name, seconds, figure = line.split()
         if name != current:
             current, calls = name, []
             try:
@@ -45,7 +46,7 @@ def main(who: str) -> None:
                 reply(f"{type(error).__name__}: {str(error).splitlines()[0]}")
                 current = ""
                 continue
-        reply(best_sample(calls, float(seconds)))
+        reply({"best": min, "median": statistics.median}[figure](samples_of(calls, float(seconds))))
 
 
 def reply(answer: float | str) -> None:
@@ -53,8 +54,8 @@ def reply(answer: float | str) -> None:
     print("RESULT " + json.dumps(answer), flush=True)
 
 
-def best_sample(calls: list[Call], seconds: float) -> float:
-    """Return the least seconds a call of some samples, at least three, each of enough calls for the clock."""
+def samples_of(calls: list[Call], seconds: float) -> list[float]:
+    """Return seconds a call: some samples, at least three, each of enough calls for the clock."""
     turn = cycle(calls)
     began = clock()
     next(turn)()
@@ -68,7 +69,7 @@ def best_sample(calls: list[Call], seconds: float) -> float:
         samples.append((clock() - began) / many)
         if len(samples) >= 2 and samples[-1] > 20 * seconds:
             break
-    return min(samples)
+    return samples
 
 
 def copies(bytes_each: int, most: int = 64) -> int:

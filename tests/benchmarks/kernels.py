@@ -29,7 +29,7 @@ Figures = dict[str, list[float]]
 
 
 class Contestant:
-    """A process that times one case a line: it reads ``name seconds``, and answers with seconds a call, or why not."""
+    """A process that times one case a line: it reads ``name seconds figure``, and answers with seconds a call, or why not."""
 
     def __init__(self, command: list[str], threads: int) -> None:
         """Start the process."""
@@ -39,11 +39,11 @@ class Contestant:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=HERE.parent.parent
         )
 
-    def time(self, name: str, seconds: float) -> float | str:
-        """Return the best sample, in seconds a call, or a sentence."""
+    def time(self, name: str, seconds: float, figure: str = "best") -> float | str:
+        """Return the best sample or the median one, in seconds a call, or a sentence."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{name} {seconds}\n")
+        self.process.stdin.write(f"{name} {seconds} {figure}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("RESULT "):
