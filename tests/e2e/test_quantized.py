@@ -53,7 +53,7 @@ def floats(weights: str, inputs: str | None, **more: Any) -> dict[str, Any]:
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
-    "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128)),
+    "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128), head=True),
     "gptq-order": lambda folder: quantized.gptq(folder, Rounding(group=32, symmetric=False, order=True)),
     "compressed": lambda folder: quantized.compressed(
         folder,
@@ -71,6 +71,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
             r".*\.2\.self_attn\.o_proj": floats("tensor", "tensor"),
             r".*\.2\.mlp\.(gate|up)_proj": floats("block", "group", block_structure=[128, 128]),
             r".*\.2\.mlp\.down_proj": floats("channel", None),
+            "lm_head": packed(4, "group", group_size=32),
         },
     ),
     "fp8-blocks": quantized.fp8_blocks,

@@ -27,7 +27,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["DEMO", "Rounding", "awq", "compressed", "exact_model", "fp8_blocks", "gptq", "online", "prompts"]
+__all__ = [
+    "DEMO",
+    "Rounded",
+    "Rounding",
+    "awq",
+    "awq_tensors",
+    "compressed",
+    "exact_model",
+    "fp8_blocks",
+    "gptq",
+    "gptq_tensors",
+    "online",
+    "prompts",
+    "weight_qparams",
+]
 
 DEMO = Path(str(files("npu_platform.demo") / "model"))
 WIDEST = 2.0  # no weight of the model is larger
@@ -89,42 +103,44 @@ class Rounded:
 
 def awq(folder: Path, rounding: Rounding) -> Path:
     """AWQ: nibbles along the outputs, interleaved."""
-
-    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        r = rounding(weight)
-        pack = lambda values: _int32(values.t()[:, _awq_order(values.shape[0])], 4)  # noqa: E731
-        return {f"{name}.qweight": pack(r.q), f"{name}.qzeros": pack(r.zero), f"{name}.scales": r.scale.t()}, r.exact
-
     config = {"quant_method": "awq", "bits": 4, "group_size": rounding.group, "zero_point": True, "version": "gemm"}
-    return _save(folder, write, config)
+    return _save(folder, lambda name, weight: awq_tensors(name, rounding(weight)), config)
 
 
-def gptq(folder: Path, rounding: Rounding) -> Path:
-    """GPTQ: values along the inputs, zero points along the outputs and less one."""
+def awq_tensors(name: str, r: Rounded) -> tuple[dict[str, Tensor], Tensor]:
+    """One layer as AWQ stores it, and what it means."""
+    pack = lambda values: _int32(values.t()[:, _awq_order(values.shape[0])], 4)  # noqa: E731
+    return {f"{name}.qweight": pack(r.q), f"{name}.qzeros": pack(r.zero), f"{name}.scales": r.scale.t()}, r.exact
+
+
+def gptq(folder: Path, rounding: Rounding, *, head: bool = False) -> Path:
+    """GPTQ: values along the inputs, zero points along the outputs and less one. `head`: lm_head too."""
     bits = rounding.bits
-
-    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        r = rounding(weight)
-        tensors = {
-            "qweight": _int32(r.q, bits).t(),
-            "qzeros": _int32((r.zero - 1).t(), bits),
-            "scales": r.scale.t(),
-            "g_idx": r.g_idx,
-        }
-        return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
-
     config = {"quant_method": "gptq", "bits": bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
-    return _save(folder, write, {**config, "desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": False})
+    config |= {"desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": head}
+    return _save(folder, lambda name, weight: gptq_tensors(name, rounding(weight), bits), config, head=head)
+
+
+def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor], Tensor]:
+    """One layer as GPTQ stores it, and what it means."""
+    tensors = {
+        "qweight": _int32(r.q, bits).t(),
+        "qzeros": _int32((r.zero - 1).t(), bits),
+        "scales": r.scale.t(),
+        "g_idx": r.g_idx,
+    }
+    return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
 
 
 def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
     """compressed-tensors: a scheme (weights, input_activations, format) for the layers that match each pattern."""
+    head = "lm_head" in schemes
     made = {pattern: QuantizationScheme(targets=[f"re:{pattern}"], **scheme) for pattern, scheme in schemes.items()}
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         scheme = next(scheme for pattern, scheme in made.items() if re.match(pattern, name))
         weights, inputs = scheme.weights, scheme.input_activations
-        scale, zero = _weight_qparams(weight.float(), weights)
+        scale, zero = weight_qparams(weight.float(), weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
         if inputs is not None and not inputs.dynamic:  # a range that holds what these layers see
             low, high = torch.tensor([-6.0]), torch.tensor([6.0 if inputs.symmetric else 8.0])
@@ -139,7 +155,11 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
     groups = {
         f"group_{i}": json.loads(scheme.model_dump_json(exclude_none=True)) for i, scheme in enumerate(made.values())
     }
-    config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
+    config = {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "ignore": [] if head else ["lm_head"],
+    }
     formats = {scheme.format for scheme in made.values()}
     config["format"] = formats.pop() if len(formats) == 1 else "mixed-precision"
     inputs = {
@@ -147,7 +167,7 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
         for pattern, scheme in made.items()
         if scheme.input_activations is not None
     }
-    return _save(folder, write, {**config, "config_groups": groups}, inputs)
+    return _save(folder, write, {**config, "config_groups": groups}, inputs, head=head)
 
 
 def fp8_blocks(folder: Path) -> Path:
@@ -220,7 +240,8 @@ def _rounds_inputs(args: QuantizationArgs, stored: dict[str, Tensor], name: str)
     return hook
 
 
-def _weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
+def weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
+    """Return scales and zero points for the ranges that the scheme asks for."""
     n, k = weight.shape
     if args.strategy == "group":
         parts = weight.view(n, -1, args.group_size)
@@ -244,17 +265,22 @@ def _save(
     write: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
     quantization: dict[str, Any] | None,
     inputs: dict[str, Any] | None = None,
+    *,
+    head: bool = False,
 ) -> Path:
-    """Write both models; `inputs`: how activations are rounded, by a pattern of layers."""
+    """Write both models; `inputs`: how activations are rounded, by a pattern of layers; `head`: round lm_head too."""
     (folder / "exact").mkdir(parents=True)
     tensors, exact = {}, {}
-    for name, weight in safetensors.torch.load_file(DEMO / "model.safetensors").items():
-        if LINEAR.search(name):
+    weights = safetensors.torch.load_file(DEMO / "model.safetensors")
+    if head:  # the demo model's is tied to the embedding
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    for name, weight in weights.items():
+        if LINEAR.search(name) or name == "lm_head.weight":
             stored, exact[name] = write(name.removesuffix(".weight"), weight)
             tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
         else:
             tensors[name] = exact[name] = weight
-    config = json.loads((DEMO / "config.json").read_text())
+    config = json.loads((DEMO / "config.json").read_text()) | {"tie_word_embeddings": not head}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     safetensors.torch.save_file(exact, folder / "exact" / "model.safetensors", metadata={"format": "pt"})
     (folder / "exact" / "config.json").write_text(json.dumps(config))

@@ -10,6 +10,8 @@ from torch.library import opcheck
 import npu_ops
 from npu_ops.op import OPS
 
+ROUTED = (torch.rand(3, 2), torch.tensor([[0, 3], [1, 2], [3, 1]], dtype=torch.int32), None, None, None)
+GATE = ("silu", 1.0, 0.0, float("inf"), False)
 CASES = {
     "rms_norm": lambda: (torch.randn(3, 16), torch.randn(16), 1e-6),
     "gemma_rms_norm": lambda: (torch.randn(3, 16), torch.randn(16), 1e-6),
@@ -38,6 +40,43 @@ CASES = {
         True,
     ),
     "select_experts": lambda: (torch.randn(3, 8), 2, "sigmoid", True, 1.5, torch.randn(8), 4, 2),
+    "weight_only_experts": lambda: (
+        torch.randn(3, 32),
+        torch.randint(0, 256, (4, 2, 8, 64), dtype=torch.uint8),
+        torch.rand(4, 2, 1, 32) * 1e-2,
+        None,
+        torch.randint(0, 256, (4, 1, 8, 64), dtype=torch.uint8),
+        torch.rand(4, 1, 1, 32) * 1e-3,
+        None,
+        *ROUTED,
+        32,
+        32,
+        *GATE,
+    ),
+    "int8_experts": lambda: (
+        torch.randn(3, 32),
+        torch.randint(0, 256, (4, 2, 8, 128), dtype=torch.uint8),
+        torch.rand(4, 64) * 1e-3,
+        torch.randint(0, 256, (4, 1, 8, 128), dtype=torch.uint8),
+        torch.rand(4, 32) * 1e-4,
+        *ROUTED,
+        32,
+        *GATE,
+    ),
+    "fp8_experts": lambda: (
+        torch.randn(3, 32),
+        torch.randn(4, 64, 32).to(torch.float8_e4m3fn).view(torch.uint8),
+        torch.rand(4, 64),
+        torch.randn(4, 32, 32).to(torch.float8_e4m3fn).view(torch.uint8),
+        torch.rand(4, 32),
+        *ROUTED,
+        None,
+        None,
+        0,
+        1,
+        32,
+        *GATE,
+    ),
     "fused_experts": lambda: (
         torch.randn(3, 16),
         torch.randn(4, 24, 16),

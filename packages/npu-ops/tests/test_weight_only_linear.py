@@ -68,6 +68,24 @@ def test_scale_dtypes_order_and_reference(ops, isa, dtype, scale_dtype, zeros):
     layer.check(layer(weight_only_linear.reference, x), x)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 11, 40])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160)])
+def test_mxfp4(ops, isa, dtype, rows, n, k):
+    """Every code and, among the scales, the smallest, which is a subnormal float."""
+    layer = Layer(n, k, 32)
+    codes, scales = (
+        torch.randint(0, 16, (n, k), dtype=torch.uint8),
+        torch.randint(110, 130, (n, k // 32)).to(torch.uint8),
+    )
+    scales[0] = 0
+    layer.weight, layer.scales = panels.pack(panels.codes_of_e2m1(codes), 4), panels.pack_groups(scales)
+    values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[codes.long()]
+    layer.exact = values * torch.exp2(scales.double() - 127).repeat_interleave(32, 1)
+    torch.testing.assert_close(panels.dequantize(layer.weight, layer.scales, None, n, k, 32).double(), layer.exact)
+    x = torch.randn(rows, k).to(dtype)
+    layer.check(layer(ops.weight_only_linear, x), x)
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_on_each_device(ops, device, dtype, rows):
     layer = Layer(96, 128, 64, zeros=True, order=True)

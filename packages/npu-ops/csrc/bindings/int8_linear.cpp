@@ -85,6 +85,7 @@ Tensor int8_linear(Tensor x, Tensor x_scale, std::optional<Tensor> x_zero, Tenso
                                 n,
                                 k,
                                 rows.stride_inner,
+                                n,
                                 x_scale.numel() == 1 ? 0 : 1,
                                 dtype_of(out, "out")};
   launch<int8_linear_tiers>(x, "npu_ops::int8_linear", params);

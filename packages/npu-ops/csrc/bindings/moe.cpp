@@ -1,4 +1,4 @@
-#include "kernels/moe/moe.h"
+#include "bindings/experts.h"
 
 #include <algorithm>
 #include <string>
@@ -15,22 +15,6 @@ using Sizes = std::vector<int64_t>;
 Scoring scoring_of(const std::string& name) {
   NPU_CHECK(name == "softmax" || name == "sigmoid", "select_experts: scoring must be softmax or sigmoid, got ", name, ".");
   return name == "softmax" ? Scoring::softmax : Scoring::sigmoid;
-}
-
-ExpertActivation activation_of(const std::string& name) {
-  if (name == "silu") return ExpertActivation::silu;
-  if (name == "gelu") return ExpertActivation::gelu_erf;
-  if (name == "gelu_tanh") return ExpertActivation::gelu_tanh;
-  NPU_CHECK(name == "relu2", "fused_experts: activation must be silu, gelu, gelu_tanh or relu2, got ", name, ".");
-  return ExpertActivation::relu2;
-}
-
-void check_bias(const std::optional<Tensor>& bias, const Tensor& x, int64_t experts, int64_t rows, const char* name) {
-  if (!bias) return;
-  NPU_CHECK(bias->dim() == 2 && bias->size(0) == experts && bias->size(1) == rows && bias->is_contiguous(), "fused_experts: ", name,
-            " must be contiguous [", experts, ", ", rows, "].");
-  check_same_dtype(x, *bias, name);
-  check_same_device(x, *bias, name);
 }
 
 void check_weights(const Tensor& x, const Tensor& w13, const Tensor& w2) {
@@ -72,32 +56,19 @@ Tensor fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor ids
                      bool weigh_input) {
   check_weights(x, w13, w2);
   const int64_t tokens = x.size(0), hidden = x.size(1), width = w2.size(2), experts = w13.size(0);
-  check_bias(bias13, x, experts, w13.size(1), "bias13");
-  check_bias(bias2, x, experts, hidden, "bias2");
-  NPU_CHECK(ids.dim() == 2 && ids.size(0) == tokens && ids.is_contiguous() && (is_int32(ids) || is_int64(ids)),
-            "fused_experts: ids must be contiguous int32 or int64 [", tokens, ", top_k].");
-  const int64_t top_k = ids.size(1), pairs = tokens * top_k;
-  NPU_CHECK(weights.dim() == 2 && weights.size(0) == tokens && weights.size(1) == top_k && weights.is_contiguous() &&
-                weights.scalar_type() == ScalarType::Float,
-            "fused_experts: weights must be contiguous float32 [", tokens, ", ", top_k, "].");
-  if (expert_map) NPU_CHECK(expert_map->dim() == 1 && is_int32(*expert_map) && expert_map->is_contiguous(), "fused_experts: expert_map must be contiguous int32 [global experts].");
-  NPU_CHECK(pairs < int64_t{1} << 31, "fused_experts: ", pairs, " pairs of token and expert are more than 2^31; pass fewer tokens.");
   x = with_dense_rows(x);
   Tensor out = empty(Sizes{tokens, hidden}, x);
+  const ExpertsParams shared = experts_params("fused_experts", x, out, width, experts, w13.size(1) == 2 * width, weights, ids, bias13, bias2,
+                                              expert_map, {activation, interleaved, alpha, beta, limit, weigh_input});
   if (tokens == 0) return out;
+  const int64_t top_k = shared.top_k, pairs = tokens * top_k;
   // the workspace is the device's, so that it is accounted for, and as long-lived as a graph that records this
   Tensor activated = empty(Sizes{pairs, width}, x);
   const int64_t packed_rows = std::min(pairs, kFewTokens * experts), packed_width = (std::max(hidden, width) + 63) / 64 * 64;
   Tensor packed = torch::stable::new_empty(x, Sizes{packed_rows * packed_width}, ScalarType::Float);
   Tensor lists = torch::stable::new_empty(x, Sizes{6 * experts + pairs}, ScalarType::Int);
-  const FusedExpertsParams params{
-      x.data_ptr(), w13.data_ptr(), w2.data_ptr(), bias13 ? bias13->data_ptr() : nullptr, bias2 ? bias2->data_ptr() : nullptr,
-      static_cast<const float*>(weights.data_ptr()), ids.data_ptr(),
-      expert_map ? static_cast<const int32_t*>(expert_map->data_ptr()) : nullptr, out.data_ptr(), activated.data_ptr(),
-      static_cast<float*>(packed.data_ptr()), static_cast<int32_t*>(lists.data_ptr()), tokens, hidden, width, experts,
-      expert_map ? expert_map->size(0) : experts, top_k, x.stride(0), w13.stride(1), w2.stride(1), w13.stride(0), w2.stride(0),
-      static_cast<float>(alpha), static_cast<float>(beta), static_cast<float>(limit), dtype_of(x, "x"), activation_of(activation),
-      w13.size(1) == 2 * width, interleaved, weigh_input, is_int64(ids)};
+  const FusedExpertsParams params{shared, w13.data_ptr(), w2.data_ptr(), activated.data_ptr(), static_cast<float*>(packed.data_ptr()),
+                                  static_cast<int32_t*>(lists.data_ptr()), w13.stride(1), w2.stride(1), w13.stride(0), w2.stride(0)};
   launch<fused_experts_tiers>(x, "npu_ops::fused_experts", params);
   return out;
 }

@@ -1,6 +1,7 @@
 #include "kernels/weight_only_linear/weight_only_linear.h"
 
 #include "bindings/launch.h"
+#include "bindings/panels.h"
 #include "bindings/register.h"
 
 namespace npu_ops {
@@ -17,6 +18,7 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
             ", 64 or 128] for x of ", k, " elements; pack it with npu_ops.panels.");
   NPU_CHECK(group_size >= 4 && (128 % group_size == 0 || group_size % 128 == 0 || group_size >= k),
             "weight_only_linear: group_size must divide 128, be a multiple of 128, or at least ", k, ", got ", group_size, ".");
+  const PanelFormat format = panel_format(weight, scales, zeros, "weight_only_linear");
   const int64_t groups = (k + group_size - 1) / group_size;
   const auto grouped = [&](const Tensor& t) {
     return t.dim() == 3 && t.size(0) == panels && t.size(1) == groups && t.size(2) == 32 && t.is_contiguous();
@@ -48,10 +50,11 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
                                       n,
                                       k,
                                       rows.stride_inner,
+                                      n,
                                       group_size,
-                                      weight.size(2) == 64 ? 4 : 8,
+                                      format,
                                       dtype_of(x, "x"),
-                                      dtype_of(scales, "scales")};
+                                      format == PanelFormat::mxfp4 ? Dtype::fp32 : dtype_of(scales, "scales")};
   launch<weight_only_linear_tiers>(x, "npu_ops::weight_only_linear", params);
   return out;
 }

@@ -119,6 +119,28 @@ struct Nibbles {
   }
 };
 
+// e2m1 (MXFP4) in the order of its values: a code is a place in the table of twice the value + 12, so that zero stays zero.
+alignas(16) constexpr uint8_t kCodes[16] = {0, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16, 18, 20, 24};
+constexpr int8_t kCodesZero = 12;
+struct Codes {
+  const uint8_t* data;
+  static constexpr int64_t kUnit = Nibbles::kUnit;
+  template <int V>
+  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first) const {
+    Nibbles{data}.fetch(v, step, first);
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) {  // the upper bytes are 0, and stay so
+#if defined(__AVX512BW__)
+      v[j] = (I)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), (__m512i)v[j]);
+#elif defined(__AVX2__)
+      v[j] = (I)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), (__m256i)v[j]);
+#else
+      for (int i = 0; i < W; ++i) v[j][i] = kCodes[v[j][i] & 15] | kCodes[v[j][i] >> 16] << 16;
+#endif
+    }
+  }
+};
+
 struct Bytes {
   const uint8_t* data;
   static constexpr int64_t kUnit = 128;

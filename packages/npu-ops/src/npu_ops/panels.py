@@ -6,10 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["COLUMNS", "dequantize", "pack", "pack_groups", "unpack"]
+__all__ = ["COLUMNS", "codes_of_e2m1", "dequantize", "pack", "pack_groups", "unpack"]
 
 COLUMNS = 32
 """Output columns of a panel; weights, scales and zero points are padded to whole panels."""
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The values of the first eight codes of e2m1 (OCP Microscaling Formats 1.0); the others are their negatives."""
 
 _UNIT = 4  # elements of k that lie together
 
@@ -47,12 +50,20 @@ def pack_groups(values: Tensor) -> Tensor:
     return F.pad(values, (0, 0, 0, -n % COLUMNS)).view(-1, COLUMNS, groups).transpose(1, 2).contiguous()
 
 
+def codes_of_e2m1(codes: Tensor) -> Tensor:
+    """Put e2m1 codes (uint8, 0 to 15) in the order of their values, as the kernels' table has them."""
+    return torch.where(codes < 8, codes + 8, 15 - codes)
+
+
 def dequantize(packed: Tensor, scales: Tensor, zeros: Tensor | None, n: int, k: int, group_size: int) -> Tensor:
-    """Return the weights as float32 [n, k]: (value - zero) * scale."""
+    """Return the weights as float32 [n, k]: (value - zero) * scale; with scales in uint8 (e8m0), MXFP4."""
     groups = torch.arange(k, device=packed.device) // group_size
 
     def spread(values: Tensor) -> Tensor:
         return values.transpose(1, 2).reshape(-1, values.shape[1])[:n, groups]
 
+    if scales.dtype == torch.uint8:
+        values = torch.tensor([-v for v in reversed(E2M1)] + list(E2M1), device=packed.device)
+        return values[unpack(packed, n, k).long()] * torch.exp2(spread(scales).double() - 127).float()
     zero = spread(zeros).int() if zeros is not None else 8 if packed.shape[-1] == 64 else 0
     return (unpack(packed, n, k) - zero).float() * spread(scales).float()

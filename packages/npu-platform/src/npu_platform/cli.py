@@ -29,8 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = _add(commands, "demo", "serve the small model that ships with npu-platform, ask it something, stop", _demo)
     demo.add_argument("--ready-timeout", type=float, default=300.0, help="seconds to wait for the server (default 300)")
-    _add(commands, "doctor", "trace every plugin decision and name each problem with its remedy", _doctor)
-    _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
+    doctor = _add(commands, "doctor", "trace every plugin decision and name each problem with its remedy", _doctor)
+    doctor.add_argument("--model", help="load this model (folder or name) and show what each layer runs")
+    info = _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
+    layers = "load MODEL (folder or name; default: the demo model) and show which implementation each layer runs"
+    info.add_argument("--ops", nargs="?", const="", metavar="MODEL", help=layers)
     return parser
 
 
@@ -58,13 +61,13 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from npu_platform.doctor import run
 
-    return run(as_json=options.json)
+    return run(as_json=options.json, model=options.model)
 
 
 def _info(options: argparse.Namespace) -> int:
     from npu_platform.info import run
 
-    return run(as_json=options.json)
+    return run(as_json=options.json, model=options.ops)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,9 @@ class Finding:
     remedy: str | None = None
 
 
-def run(*, as_json: bool) -> int:
-    """Print all findings, problems last; return 0 when there is no problem, else 1."""
-    findings = examine()
+def run(*, as_json: bool, model: str | None = None) -> int:
+    """Print all findings, and what a model's layers run; return 0 when there is no problem, else 1."""
+    findings = [*examine(), *(_guarded(partial(_layers, model)) if model else ())]
     problems = [finding for finding in findings if not finding.ok]
     if as_json:
         print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -84,7 +85,8 @@ def _guarded(room: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from room()
     except Exception as error:  # noqa: BLE001 whatever it is, it is a finding
-        yield Finding(room.__name__.strip("_"), "examination", f"{type(error).__name__}: {error}", ok=False)
+        name = getattr(room, "__name__", "layers").strip("_")
+        yield Finding(name, "examination", f"{type(error).__name__}: {error}", ok=False)
 
 
 def _versions() -> Iterator[Finding]:
@@ -251,6 +253,13 @@ def _ops() -> Iterator[Finding]:
         yield Finding("ops", "kernels", f"{isa} (NPU_ISA; the best that this machine and this build have is {best})")
     for op in known:
         yield Finding("ops", op.name, f"on npu: {op.npu}; on cpu: {op.cpu}")
+
+
+def _layers(model: str) -> Iterator[Finding]:
+    from npu_platform import implementations
+
+    for kind in implementations.of_checkpoint(model):
+        yield Finding("layers", f"{kind.count} x {kind.layer}", f"{kind.implementation} {kind.dtype}".rstrip())
 
 
 def _version(distribution: str) -> str | None:

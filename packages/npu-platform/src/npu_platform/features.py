@@ -91,8 +91,6 @@ def _states(vllm_config: VllmConfig) -> Iterator[str]:
 def _experts(vllm_config: VllmConfig) -> Iterator[str]:
     if not hasattr(torch.ops.npu_ops, "fused_experts"):
         yield "Mixture-of-experts models need the kernels of npu-ops: pip install npu-ops, or serve a dense model."
-    if vllm_config.model_config.quantization is not None:
-        yield "Quantised mixture-of-experts models have no npu kernels yet: serve an unquantised one."
     if vllm_config.lora_config is not None:
         yield "LoRA has no npu kernels for mixture-of-experts models yet: leave out --enable-lora."
 

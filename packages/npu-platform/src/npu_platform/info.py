@@ -6,12 +6,18 @@ import importlib.metadata
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from npu_platform import implementations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Device", "Op", "devices", "ops", "registered_ops", "run"]
+
+
+DEMO_MODEL = files("npu_platform.demo") / "model"
 
 
 @dataclass(frozen=True)
@@ -36,17 +42,25 @@ class Op:
     cpu: str
 
 
-def run(*, as_json: bool) -> int:
-    """Print devices and ops; return 0, or 1 when PyTorch has no device npu."""
+def run(*, as_json: bool, model: str | None = None) -> int:
+    """Print devices and ops, and for a model (empty: the demo's) what its layers run.
+
+    Return 0, or 1 when PyTorch has no device npu or the model does not load.
+    """
     try:
         found = list(devices())
+        layers = None if model is None else implementations.of_checkpoint(model or str(DEMO_MODEL))
     except (ImportError, RuntimeError) as error:
         print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
         return 1
     known = ops()
     if as_json:
-        print(json.dumps({"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}, indent=2))
+        shown: dict[str, Any] = {"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}
+        shown |= {} if layers is None else {"layers": [asdict(kind) for kind in layers]}
+        print(json.dumps(shown, indent=2))
         return 0
+    for line in implementations.text(layers or []):
+        print(line)
     for device in found:
         print(f"npu:{device.index}  {device.name}, driver {device.driver}, {device.threads} threads, {_memory(device)}")
     if not known:

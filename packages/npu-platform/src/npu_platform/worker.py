@@ -18,6 +18,7 @@ from vllm.v1.worker.utils import request_memory
 from npu_platform import compat
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
+from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class NPUWorker(Worker):
         """
         super().load_model(load_dummy_weights=load_dummy_weights)
         torch.set_num_threads(self._num_threads())
+        logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
@@ -85,6 +87,10 @@ class NPUWorker(Worker):
             "ops": f"npu-ops, {native} native kernels" if native else "plain torch",
             "graphs": f"decode at batch {', '.join(map(str, graphs))}" if graphs else "none",
         }
+
+    def layer_implementations(self) -> list[LayerKind]:
+        """Return which implementation each layer of the loaded model runs; ``collective_rpc`` reaches it."""
+        return of_model(self.model_runner.get_model())
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""

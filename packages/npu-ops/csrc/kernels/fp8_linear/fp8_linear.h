@@ -11,8 +11,8 @@ struct Fp8LinearParams {
   const float* scale;    // [ceil(n / block_n), ceil(k / block_k)]
   const float* x_scale;  // [1], or null
   const void* bias;      // [n] or null
-  void* out;             // [m, n] contiguous
-  int64_t m, n, k, ldx, ldw;
+  void* out;             // [m, columns first to n], rows ldo elements apart
+  int64_t m, n, k, ldx, ldo, ldw, first;
   int64_t block_n, block_k;  // block_k is at least k, or both are multiples of 32
   int64_t x_group;           // 0: x as it is; else rounded to e4m3 by x_scale, or by the range of each group of so many elements
   Dtype dtype;

@@ -14,8 +14,8 @@ struct Int8LinearParams {
   const float* w_scale;    // [panels * 32]
   const int32_t* w_sum;    // [panels * 32]: sums of the weights along k; read with x_zero only
   const void* bias;        // [n] or null
-  void* out;               // [m, n] contiguous
-  int64_t m, n, k, ldx, x_scale_step;
+  void* out;               // [m, n], rows ldo elements apart
+  int64_t m, n, k, ldx, ldo, x_scale_step;
   Dtype dtype;
 };
 

@@ -22,27 +22,31 @@ struct SelectExpertsParams {
 
 enum class ExpertActivation : int { silu, gelu_erf, gelu_tanh, relu2 };
 
-struct FusedExpertsParams {
+// What experts take in whatever format their weights are.
+struct ExpertsParams {
   const void* x;             // [tokens, hidden], rows stride_x apart
-  const void* w13;           // [experts, rows of gate and up, hidden]
-  const void* w2;            // [experts, hidden, width]
   const void* bias13;        // [experts, rows of gate and up] or null
   const void* bias2;         // [experts, hidden] or null
   const float* weights;      // [tokens, top_k]
   const void* ids;           // [tokens, top_k], int32 or int64
   const int32_t* expert_map;  // [global experts]: index of the weights here, -1: not here; or null
   void* out;                 // [tokens, hidden] contiguous
-  void* activated;           // workspace: [tokens * top_k, width]
-  float* packed;             // workspace: packed_rows(...) * (hidden or width, rounded up to 64)
-  int32_t* lists;            // workspace: list_length(...)
-  int64_t tokens, hidden, width, experts, global_experts, top_k;
-  int64_t stride_x, stride_w13, stride_w2, expert_stride_w13, expert_stride_w2;
+  int64_t tokens, hidden, width, experts, global_experts, top_k, stride_x;
   float alpha, beta, limit;  // of silu: gate = min(gate, limit), up in [-limit, limit], gate * sigmoid(alpha gate) * (up + beta)
   Dtype dtype;
   ExpertActivation activation;
   bool gated, interleaved;  // gate and up rows in turn, or all gates first
   bool weigh_input;         // the weights multiply x instead of the experts' output
   bool ids_are_int64;
+};
+
+struct FusedExpertsParams : ExpertsParams {
+  const void* w13;  // [experts, rows of gate and up, hidden]
+  const void* w2;   // [experts, hidden, width]
+  void* activated;  // workspace: [tokens * top_k, width]
+  float* packed;    // workspace: packed_rows(...) * (hidden or width, rounded up to 64)
+  int32_t* lists;   // workspace: list_length(...)
+  int64_t stride_w13, stride_w2, expert_stride_w13, expert_stride_w2;
 };
 
 // Up to here an expert's rows of x are multiplied along the weight rows as stored, each read once from memory.

@@ -40,17 +40,19 @@ def fp8_linear(
     x_scale: float32 [1]: x is rounded to e4m3 by this scale. Without it, x_group: 0 takes x as it is, otherwise each
     group of x_group elements of a row is rounded by its own range (K: by token).
     """
-    y = _rounded(x.float(), x_scale, x_group) @ _dequantized(weight, weight_scale, block_n, block_k).t()
+    y = rounded_to_fp8(x.float(), x_scale, x_group) @ dequantized(weight, weight_scale, block_n, block_k).t()
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def _dequantized(weight: Tensor, scale: Tensor, block_n: int, block_k: int) -> Tensor:
+def dequantized(weight: Tensor, scale: Tensor, block_n: int, block_k: int) -> Tensor:
+    """Return the weights as float32."""
     n, k = weight.shape
     rows, columns = (torch.arange(size, device=weight.device) // block for size, block in ((n, block_n), (k, block_k)))
     return weight.view(torch.float8_e4m3fn).float() * scale.view(int(rows[-1:].sum()) + 1, -1)[rows[:, None], columns]
 
 
-def _rounded(x: Tensor, scale: Tensor | None, group: int) -> Tensor:
+def rounded_to_fp8(x: Tensor, scale: Tensor | None, group: int) -> Tensor:
+    """Return x, float32, as fp8_linear takes it."""
     if scale is not None:
         return (x * scale.reciprocal()).clamp(-_MAX, _MAX).to(torch.float8_e4m3fn).float() * scale
     if group == 0:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from npu_ops.op import define
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _chosen(logits: Tensor, top_k: int, *_: object) -> tuple[Tensor, Tensor]:
@@ -90,19 +95,40 @@ def fused_experts(
     gate <= limit and -limit <= up <= limit, gate * sigmoid(alpha * gate) * (up + beta); 1, 0, inf for the plain one.
     weigh_input: the weights multiply x instead. Returns [T, H].
     """
+    gate = (activation, interleaved, alpha, beta, limit, weigh_input)
+    up, down = w13.__getitem__, w2.__getitem__
+    return experts_of(x, w13.shape[0], up, down, weights, ids, bias13, bias2, expert_map, gate)
+
+
+def experts_of(
+    x: Tensor,
+    experts: int,
+    w13: Callable[[int], Tensor],
+    w2: Callable[[int], Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    bias13: Tensor | None,
+    bias2: Tensor | None,
+    expert_map: Tensor | None,
+    gate: tuple[str, bool, float, float, float, bool],
+    rounded: Callable[[Tensor, int], Tensor] = lambda rows, _: rows,
+) -> Tensor:
+    """As fused_experts, with an expert's weights from functions; `rounded(rows, 0 or 1)`: what the two layers see."""
+    activation, interleaved, alpha, beta, limit, weigh_input = gate
     wide = torch.promote_types(x.dtype, torch.float32)
     if expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.shape[0])
         ids = torch.where(known, expert_map[torch.where(known, ids, 0).long()], -1)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for expert in range(w13.shape[0]):
+    for expert in range(experts):
         here = ids == expert
         weight = (weights * here).sum(-1, keepdim=True)
-        inner = x.to(wide) @ w13[expert].to(wide).t() * (weight if weigh_input else 1)
+        down = w2(expert).to(wide)
+        inner = rounded(x.to(wide), 0) @ w13(expert).to(wide).t() * (weight if weigh_input else 1)
         if bias13 is not None:
             inner = inner + bias13[expert].to(wide)
-        y = _activated(inner, w2.shape[2], activation, interleaved, alpha, beta, limit).to(x.dtype).to(wide)
-        y = y @ w2[expert].to(wide).t()
+        y = _activated(inner, down.shape[1], activation, interleaved, alpha, beta, limit).to(x.dtype).to(wide)
+        y = rounded(y, 1) @ down.t()
         if bias2 is not None:
             y = y + bias2[expert].to(wide)
         out += torch.where(here.any(-1, keepdim=True), y if weigh_input else y * weight, 0)

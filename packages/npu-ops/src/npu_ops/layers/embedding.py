@@ -25,6 +25,10 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
         super().process_weights_after_loading(layer)
         forget_weight(layer)
 
+    def npu_implementation(self) -> str:
+        """Return the ops: logits of a head, rows of an embedding."""
+        return "npu_ops::linear, npu_ops::embedding"
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits. x: [..., H]; returns [..., V]."""
         return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))

@@ -51,6 +51,10 @@ class NpuLinearMethod(UnquantizedLinearMethod):
         super().process_weights_after_loading(layer)
         forget_weight(layer)
 
+    def npu_implementation(self) -> str:
+        """Return the op."""
+        return "npu_ops::linear"
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))

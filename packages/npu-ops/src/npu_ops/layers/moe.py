@@ -100,7 +100,7 @@ class NpuGateLinear(NpuLinear, GateLinear):
     """The router's logits, on the kernel of the linear layers."""
 
 
-class _Gate(NamedTuple):
+class Gate(NamedTuple):
     """The activation of an expert, as `npu_ops::fused_experts` takes it."""
 
     activation: str
@@ -117,7 +117,7 @@ class NpuFusedMoEMethod(UnquantizedFusedMoEMethod):
     def __init__(self, moe: FusedMoEConfig) -> None:
         """Raises UnsupportedLayerError for an activation without a kernel."""
         super().__init__(moe)
-        self._gate = _gate(moe)
+        self._gate = gate_of(moe)
 
     @property
     def is_monolithic(self) -> bool:
@@ -128,6 +128,10 @@ class NpuFusedMoEMethod(UnquantizedFusedMoEMethod):
     def supports_eplb(self) -> bool:
         """False: the kernel has no replicas of experts."""
         return False
+
+    def npu_implementation(self) -> str:
+        """Return the op."""
+        return "npu_ops::fused_experts"
 
     def apply(
         self,
@@ -161,21 +165,21 @@ def _on_npu(router: FusedMoERouter) -> FusedMoERouter:
     return router
 
 
-def _gate(moe: FusedMoEConfig) -> _Gate:
+def gate_of(moe: FusedMoEConfig) -> Gate:
     """The activation with the constants that vLLM's apply_moe_activation gives it."""
     kind = moe.activation
     limit = math.inf if moe.swiglu_limit is None else moe.swiglu_limit
     if kind is MoEActivation.SILU:
-        return _Gate("silu", limit=limit)
+        return Gate("silu", limit=limit)
     if kind is MoEActivation.SWIGLUOAI:
-        return _Gate("silu", interleaved=True, alpha=1.702, beta=1.0, limit=7.0)
+        return Gate("silu", interleaved=True, alpha=1.702, beta=1.0, limit=7.0)
     if kind is MoEActivation.SWIGLUOAI_UNINTERLEAVE:
         alpha = 1.0 if moe.swiglu_alpha is None else moe.swiglu_alpha
-        return _Gate("silu", alpha=alpha, beta=moe.swiglu_beta or 0.0, limit=limit)
+        return Gate("silu", alpha=alpha, beta=moe.swiglu_beta or 0.0, limit=limit)
     name = kind.value.removesuffix("_no_mul")
     if name not in ("silu", "gelu", "gelu_tanh", "relu2") or kind is MoEActivation.RELU2:
         _refuse(f"has the activation {kind.value!r}, which has no kernel")
-    return _Gate(name)
+    return Gate(name)
 
 
 def _refuse(reason: str) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig, AutoAWQMarlinLinearMethod
+from vllm.model_executor.layers.quantization.auto_awq import (
+    AutoAWQConfig,
+    AutoAWQMarlinLinearMethod,
+    AutoAWQMoEMethod,
+)
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+from npu_ops.errors import UnsupportedLayerError
+from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ puts the values of eight neighbours
 
 
 class NpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
@@ -23,12 +37,46 @@ class NpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
         self.input_dtype = None
 
 
+class NpuAWQExperts(QuantizedExperts, AutoAWQMoEMethod):
+    """AutoAWQMoEMethod on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, quant_config: AutoAWQConfig, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.quant_config, self.input_dtype = quant_config, None
+        if quant_config.weight_bits != 4 or quant_config.group_size == -1:
+            msg = "AWQ experts are loaded with 4 bits and groups: quantise them so."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack: qweight int32 [E, K, N / 8] and zero points [E, groups, N / 8] in AWQ's order."""
+
+        def integers(name: str, expert: int) -> Integers:
+            q, s, z = (getattr(layer, f"{name}_{part}").data[expert] for part in ("qweight", "scales", "qzeros"))
+            zeros = _values(z).t().to(torch.int8) if self.quant_config.zero_point else None
+            return Integers(_values(q).t(), s.t(), zeros)
+
+        group = self.quant_config.group_size
+        self.pack_integers(layer, 4, group, lambda e: integers("w13", e), lambda e: integers("w2", e))
+
+
+def _values(packed: Tensor) -> Tensor:
+    """Unpack int32 [rows, columns]: uint8 [rows, columns * 8]."""
+    octets = packed.contiguous().view(torch.uint8)
+    values = torch.stack((octets & 15, octets >> 4), dim=-1).view(len(packed), -1, 8)
+    return values[..., list(_ORDER)].flatten(1)
+
+
 @register_quantization_config("auto_awq")
 class NpuAWQConfig(AutoAWQConfig):
-    """AutoAWQConfig, whose linear layers take the registered kernel; mixtures of experts as vLLM chooses."""
+    """AutoAWQConfig, whose linear layers take the registered kernel, and whose experts those of npu-ops."""
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        """Return the method of a linear layer or quantised head."""
+        """Return the method of a linear layer, quantised head or mixture of experts."""
+        if isinstance(layer, RoutedExperts):
+            if is_layer_skipped(prefix, self.modules_to_not_convert, match_mode="substring"):
+                return UnquantizedFusedMoEMethod(layer.moe_config)
+            return NpuAWQExperts(self, layer.moe_config)
         if not isinstance(layer, LinearBase) and not (isinstance(layer, ParallelLMHead) and self.lm_head_quantized):
             return super().get_quant_method(layer, prefix)
         skipped, fused = self.modules_to_not_convert, self.packed_modules_mapping

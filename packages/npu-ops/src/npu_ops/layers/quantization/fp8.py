@@ -70,6 +70,11 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
         if self.rounds_inputs:
             self.group = activations.group_shape.col if activations.group_shape.is_per_group() else k
 
+    def npu_implementation(self) -> str:
+        """Return the op, the size of blocks, and whether activations are rounded."""
+        rounded = "rounded" if self.group else "whole"
+        return f"npu_ops::fp8_linear (blocks of {self.block[0]} x {self.block[1]}, {rounded} activations)"
+
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         x_scale = getattr(layer, "input_scale", None) if self.group else None
@@ -88,27 +93,40 @@ class NpuFp8WeightOnlyLinearKernel(NpuFp8LinearKernel):
     rounds_inputs = False
 
 
-def _define_missing_op() -> None:
-    """Define vLLM's own op that rounds weights to fp8, which its CPU and CUDA libraries bring and others lack."""
-    if hasattr(torch.ops._C, "static_scaled_fp8_quant"):
-        return
-    library = torch.library.Library("_C", "FRAGMENT")
-    library.define(
-        "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None) -> ()"
-    )
+def _define_missing_ops() -> None:
+    """Define vLLM's own ops that round weights to fp8, which its CPU and CUDA libraries bring and others lack."""
 
-    def quantize(result: Tensor, values: Tensor, scale: Tensor, group_shape: tuple[int, int] | None = None) -> None:
+    def by_tensor(result: Tensor, values: Tensor, scale: Tensor, group_shape: tuple[int, int] | None = None) -> None:
         if scale.numel() != 1:
             msg = f"static_scaled_fp8_quant has one scale for all values here, got {tuple(scale.shape)}."
             raise ValueError(msg)
         limit = torch.finfo(result.dtype).max
         result.copy_((values.float() / scale.float()).clamp(-limit, limit))
 
-    library.impl("static_scaled_fp8_quant", quantize, "CompositeExplicitAutograd")
-    _kept.append(library)
+    def by_row(result: Tensor, values: Tensor, scale: Tensor, scale_ub: Tensor | None = None) -> None:
+        limit, wide = torch.finfo(result.dtype).max, values.float()
+        highest = wide.abs().amax(-1, keepdim=True)
+        highest = highest if scale_ub is None else highest.minimum(scale_ub)
+        scale.copy_((highest / limit).clamp(min=1 / (limit * 512)))
+        result.copy_((wide / scale).clamp(-limit, limit))
+
+    for schema, function in (
+        (
+            "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, (int, int)? group_shape=None)",
+            by_tensor,
+        ),
+        ("dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub)", by_row),
+    ):
+        name = schema.split("(")[0]
+        if hasattr(torch.ops._C, name):
+            continue
+        library = torch.library.Library("_C", "FRAGMENT")
+        library.define(f"{schema} -> ()")
+        library.impl(name, function, "CompositeExplicitAutograd")
+        _kept.append(library)
 
 
 _kept: list[torch.library.Library] = []
-_define_missing_op()
+_define_missing_ops()
 register_linear_kernel(NpuFp8LinearKernel, PlatformEnum.OOT, "fp8")
 offer_fp8_kernels(block=NpuFp8LinearKernel, weight_only=NpuFp8WeightOnlyLinearKernel)

@@ -13,7 +13,7 @@ from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_li
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig, AutoGPTQMoEMethod, get_moe_quant_method
 from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
 from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
@@ -24,7 +24,12 @@ from vllm.model_executor.parameter import (
 )
 from vllm.scalar_type import scalar_types
 
+from npu_ops.errors import UnsupportedLayerError
+from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.weight_only import values_of
+
 if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
     from vllm.model_executor.models.utils import WeightsMapper
 
 
@@ -111,6 +116,38 @@ class NpuGPTQLinearMethod(LinearMethodBase):
         return self.kernel.apply_weights(layer, x, bias)
 
 
+class NpuGPTQExperts(QuantizedExperts, AutoGPTQMoEMethod):
+    """AutoGPTQMoEMethod on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, quant_config: NpuGPTQConfig, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel, or what vLLM does not load."""
+        self.begin(moe)
+        self.quant_config, self.input_dtype = quant_config, None
+        if quant_config.desc_act:
+            msg = "GPTQ experts with activation order (desc_act) are not loaded by vLLM: quantise them without."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack: qweight int32 [E, K / pack, N], scales [E, groups, N], qzeros int32 [E, groups, N / pack]."""
+        config = self.quant_config
+        bits = config.quant_type.size_bits
+        for name in ("w13_bias", "w2_bias"):  # vLLM has them for every model: those that no checkpoint filled are none
+            if name not in layer._loaded_expert_biases:
+                layer.register_parameter(name, None)
+
+        def integers(name: str, expert: int) -> Integers:
+            q, s, z = (getattr(layer, f"{name}_{part}").data[expert] for part in ("qweight", "scales", "qzeros"))
+            zeros = None
+            if not config.is_sym:
+                zeros = values_of(z, bits).t().short() + config.zero_offset - (128 if bits == 8 else 0)
+            values = values_of(q.t(), bits)
+            values = values.view(torch.int8) ^ -128 if bits == 8 else values
+            return Integers(values, s.t(), None if zeros is None else zeros.to(torch.int8))
+
+        group = config.group_size
+        self.pack_integers(layer, bits, group, lambda e: integers("w13", e), lambda e: integers("w2", e))
+
+
 @register_quantization_config("auto_gptq")
 class NpuGPTQConfig(AutoGPTQConfig):
     """AutoGPTQConfig, whose linear layers take the registered kernel."""
@@ -149,9 +186,9 @@ class NpuGPTQConfig(AutoGPTQConfig):
         return 0 if self.full_config.get("checkpoint_format") == "gptq_v2" else 1
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        """Return the method of a linear layer or quantised head."""
+        """Return the method of a linear layer, quantised head or mixture of experts."""
         if isinstance(layer, RoutedExperts):
-            return super().get_quant_method(layer, prefix)
+            return get_moe_quant_method(self, layer, prefix, NpuGPTQExperts)
         return get_linear_quant_method(self, layer, prefix, NpuGPTQLinearMethod)
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:

@@ -55,6 +55,10 @@ class NpuInt8LinearKernel(Int8ScaledMMLinearKernel):
         replace_parameter(layer, x_s_name, scale)
         replace_parameter(layer, x_z_name, zero)
 
+    def npu_implementation(self) -> str:
+        """Return the op, and the activations' scheme."""
+        return f"npu_ops::int8_linear ({'static' if self.config.is_static_input_scheme else 'dynamic'} activations)"
+
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         w, w_s, x_s, x_z, w_sum = self._get_layer_params(layer)

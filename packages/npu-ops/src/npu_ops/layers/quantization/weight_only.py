@@ -46,7 +46,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         bits = self.config.weight_type.size_bits
         w_q, w_s, w_z = self._get_weight_params(layer)
         outputs = self.config.partition_weight_shape[1]
-        weight = _values(w_q.data if w_q.input_dim == 1 else w_q.data.t(), bits)
+        weight = values_of(w_q.data if w_q.input_dim == 1 else w_q.data.t(), bits)
         order = getattr(layer, "g_idx", None)
         if order is not None:
             order = order.data.argsort(stable=True)
@@ -55,7 +55,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         zeros = None
         if self.config.zero_points:
             assert w_z is not None
-            zeros = _values(w_z.data.t() if w_z.output_dim == 0 else w_z.data, bits).t()[:outputs]
+            zeros = values_of(w_z.data.t() if w_z.output_dim == 0 else w_z.data, bits).t()[:outputs]
             zeros = (zeros.short() + getattr(layer, "zero_offset", 0) - (128 if bits == 8 else 0)).to(torch.int8)
         if bits == 8:
             weight = weight.view(torch.int8) ^ -128  # value - 128
@@ -66,6 +66,11 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         if order is not None:
             replace_parameter(layer, "g_idx", order.int())
 
+    def npu_implementation(self) -> str:
+        """Return the op, and the weights' format."""
+        group = "channels" if self.config.group_size == -1 else f"groups of {self.config.group_size}"
+        return f"npu_ops::weight_only_linear ({self.config.weight_type} in {group})"
+
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         w_q, w_s, w_z = self._get_weight_params(layer)
@@ -75,7 +80,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         return ops.weight_only_linear(x, w_q, w_s, w_z, order, bias, outputs, group)
 
 
-def _values(packed: Tensor, bits: int) -> Tensor:
+def values_of(packed: Tensor, bits: int) -> Tensor:
     """Unpack int32 [rows, columns], lowest bits first: uint8 [rows, columns * 32 / bits]."""
     octets = packed.contiguous().view(torch.uint8)
     if bits == 8:

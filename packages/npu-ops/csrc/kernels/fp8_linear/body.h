@@ -1,0 +1,248 @@
+// Body of the linear kernels with 8-bit floating weights, compiled once a tier.
+//
+// A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
+// take products along the weight rows; more rows share a panel of weights in the cache.
+#pragma once
+
+#include "kernels/fp8_linear/fp8_linear.h"
+#include "vector/gemm.h"
+#include "vector/parts.h"
+
+namespace npu_ops {
+namespace {
+
+struct e4m3 {
+  uint8_t bits;
+};
+
+// W weights, times 2^-8
+NPU_INLINE F load(const e4m3* p) {
+#if defined(__AVX512F__)
+  U16 h = (U16)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  U16 h = (U16)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  U16 h;
+  for (int i = 0; i < W; ++i) h[i] = static_cast<uint16_t>(static_cast<int8_t>(p[i].bits));
+#endif
+  return widen_fp16((h << 7) & 0xbfff);  // the sign is extended: it stays at the top
+}
+
+constexpr float kFactor = 256;
+
+}  // namespace
+}  // namespace npu_ops
+
+namespace npu_ops::NPU_TIER {
+namespace {
+
+constexpr int64_t kAhead = 2048;        // bytes of each row that are fetched before they are used
+constexpr int kRowGroup = 16;  // weight rows a work item
+#if defined(__AVX512F__)
+constexpr int kBatch = 6;  // rows of x beside 4 weight rows
+#else
+constexpr int kBatch = 3;
+#endif
+constexpr int64_t kFewRows = 12;      // up to here products along rows
+constexpr int64_t kRowDepth = 1024;   // elements of x's rows that a pass keeps in L1
+
+NPU_INLINE const float* scales_of(const Fp8LinearParams& p, int64_t n) { return p.scale + n / p.block_n * ceil_div(p.k, p.block_k); }
+
+template <class T>
+NPU_INLINE void store_row(const Fp8LinearParams& p, const float* sums, int64_t m, int64_t n, int64_t count) {
+  const T* bias = static_cast<const T*>(p.bias);
+  T* out = static_cast<T*>(p.out) + m * p.ldo + n - p.first;
+  float scale[kRowGroup * 4];
+  for (int64_t i = 0; i < count; ++i) scale[i] = kFactor * (p.block_k < p.k ? 1.f : *scales_of(p, n + i));
+  for_vectors(count, [&](int64_t i, auto left) {
+    F y = load_n(sums + i, left) * load_n(scale + i, left);
+    store_n(out + i, bias ? y + load_n(bias + n + i, left) : y, left);
+  });
+}
+
+// M rows of x, weight rows [n, end)
+template <class T, int M>
+__attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end) {
+  constexpr int R = M == 1 ? 8 : 4;
+  const int64_t depth = M == 1 ? greater(1, p.k) : kRowDepth;
+  float sums[M][kRowGroup] = {};
+  for (int64_t k = 0; k < p.k; k += depth) {
+    const int64_t left = lesser(depth, p.k - k);
+    int64_t r = n;
+    const auto some = [&](auto rows) {
+      constexpr int N = sizeof(rows);
+      const e4m3* w[N];
+      for (int i = 0; i < N; ++i) w[i] = reinterpret_cast<const e4m3*>(p.w) + (r + i) * p.ldw + k;
+      F acc[N][M] = {};
+      row_dots<e4m3, N, M>(acc, w, x + m * ldx + k, ldx, left, kAhead);
+      for (int i = 0; i < N; ++i)
+        for (int j = 0; j < M; ++j) sums[j][r - n + i] += sum(acc[i][j]);
+    };
+    struct Many {
+      char rows[R];
+    };
+    for (; r + R <= end; r += R) some(Many{});
+    for (; r < end; ++r) some(char{});
+  }
+  for (int j = 0; j < M; ++j) store_row<T>(p, sums[j], m + j, n, end - n);
+}
+
+template <class T, int M>
+inline void batch_of(int64_t size, const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end) {
+  if constexpr (M > 0) {
+    if (size == M) return batch_rows<T, M>(p, x, ldx, m, n, end);
+    batch_of<T, M - 1>(size, p, x, ldx, m, n, end);
+  }
+}
+
+// x times the scales of its blocks beside the weight rows from n on
+NPU_INLINE void scale_rows(const Fp8LinearParams& p, float* to, const float* x, int64_t ldx, int64_t n) {
+  const float* scale = scales_of(p, n);
+  for (int64_t m = 0; m < p.m; ++m)
+    for (int64_t k = 0; k < p.k; k += p.block_k)
+      for_vectors(lesser(p.block_k, p.k - k), [&](int64_t i, auto left) {
+        const int64_t at = m * ldx + k + i;
+        store_n(to + at, load_n(x + at, left) * set1(scale[k / p.block_k]), left);
+      });
+}
+
+// |x| up to 448 to the nearest e4m3 value
+NPU_INLINE F nearest_e4m3(F x) {
+  const U u = bits_of(x), magnitude = u & 0x7fffffffu;
+  const U normal = (u + 0x7ffffu + ((u >> 20) & 1u)) & 0xfff00000u;
+  const F shift = from_bits((bits_of(set1(0x1.8p14f)) & 0x7fffffffu) | (u & 0x80000000u));  // adding it rounds to a multiple of 2^-9
+  const U small = (U)(magnitude < 0x3c800000u);                                             // below 2^-6
+  return from_bits((small & bits_of((x + shift) - shift)) | (~small & normal));
+}
+
+// A group of x rounded to e4m3 and scaled back
+template <class T>
+NPU_INLINE void round_group(float* out, const T* x, int64_t n, const float* given) {
+  float scale = given ? *given : 0;
+  if (!given) {
+    F top{};
+    for_vectors(n, [&](int64_t i, auto left) { top = vmax(from_bits(bits_of(load_n(x + i, left)) & 0x7fffffffu), top); });
+    scale = highest(top) / 448.f;
+    scale = scale > 1.f / (448.f * 512.f) ? scale : 1.f / (448.f * 512.f);
+  }
+  const float inverse = 1.f / scale;
+  for_vectors(n, [&](int64_t i, auto left) {
+    F v = vmin(vmax(load_n(x + i, left) * set1(inverse), set1(-448.f)), set1(448.f));
+    store_n(out + i, nearest_e4m3(v) * set1(scale), left);
+  });
+}
+
+// A row of x as floats, rounded where that is asked for, and zero behind its end.
+template <class T>
+inline void floats_of_row(float* out, int64_t ldx, const T* x, int64_t size, int64_t group, const float* scale) {
+  if (group)
+    for (int64_t k = 0; k < size; k += group) round_group(out + k, x + k, lesser(group, size - k), scale);
+  else
+    for_vectors(size, [&](int64_t i, auto left) { store_n(out + i, load_n(x + i, left), left); });
+  for (int64_t k = size; k < ldx; ++k) out[k] = 0;
+}
+
+// `row(m)`: the address of a row of x
+template <class T, class Row>
+inline float* floats_of(int64_t m, int64_t k, int64_t ldx, int64_t group, const float* scale, const Row& row, const Parallel& parallel) {
+  float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (m * ldx + 1)));
+  parallel(m, greater(1, 16384 / greater(1, k)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) floats_of_row<T>(x + i * ldx, ldx, row(i), k, group, scale);
+  });
+  return x;
+}
+template <class T>
+inline float* floats_of(const Fp8LinearParams& p, int64_t ldx, const Parallel& parallel) {
+  return floats_of<T>(p.m, p.k, ldx, p.x_group, p.x_scale, [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; }, parallel);
+}
+
+// Columns of the groups [begin, end) of kRowGroup
+template <class T>
+inline void few_columns(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t begin, int64_t end) {
+  const int64_t batches = ceil_div(p.m, kBatch);
+  const float* rows = x;
+  float* scaled = p.block_k < p.k ? static_cast<float*>(thread_scratch(0, sizeof(float) * (p.m * ldx + 1))) : nullptr;
+  int64_t scaled_for = -1;
+  for (int64_t g = begin; g < end; ++g) {
+    const int64_t n = g * kRowGroup;
+    if (scaled && n / p.block_n != scaled_for) {
+      memset(scaled, 0, sizeof(float) * p.m * ldx);
+      scale_rows(p, scaled, x, ldx, n);
+      rows = scaled;
+      scaled_for = n / p.block_n;
+    }
+    for (int64_t b = 0; b < batches; ++b) {
+      const int64_t from = b * p.m / batches;
+      batch_of<T, kBatch>((b + 1) * p.m / batches - from, p, rows, ldx, from, n, lesser(p.n, n + kRowGroup));
+    }
+  }
+}
+
+template <class T>
+inline void few_rows(const Fp8LinearParams& p, const Parallel& parallel) {
+  const int64_t ldx = packed_length<e4m3>(p.k);
+  const float* x = floats_of<T>(p, ldx, parallel);
+  const int64_t groups = ceil_div(p.n, kRowGroup);
+  const int64_t grain = greater(groups / (parallel.num_threads() * 8), ceil_div(32768, kRowGroup * greater(1, p.k)));
+  parallel(groups, grain, [&](int64_t begin, int64_t end) { few_columns<T>(p, x, ldx, begin, end); });
+}
+
+constexpr int64_t kDepth = 256;       // of a packed panel
+constexpr int64_t kRowsInCache = 96;  // of x, as floats, beside the panels in L2
+constexpr int64_t kPanels = 64 / kPanel < 2 ? 2 : 64 / kPanel;
+constexpr int64_t kColumns = kPanels * kPanel;
+
+// X: the element of x here, p.x's own or float
+template <class T, class X>
+inline void many_columns(const Fp8LinearParams& p, const X* x, int64_t ldx, int64_t n0, int64_t columns) {
+  float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kDepth * kColumns));
+  float* a = static_cast<float*>(thread_scratch(1, sizeof(float) * kRowsInCache * kDepth));
+  float* c = static_cast<float*>(thread_scratch(2, sizeof(float) * p.m * kColumns));
+  const e4m3* w = reinterpret_cast<const e4m3*>(p.w) + n0 * p.ldw;
+  if (p.k == 0) memset(c, 0, sizeof(float) * p.m * kColumns);
+  for (int64_t k = 0; k < p.k; k += kDepth) {
+    const int64_t depth = lesser(kDepth, p.k - k);
+    for (int64_t j = 0; j < columns; j += kPanel) {
+      float* panel = b + j * kDepth;
+      pack_panel_transposed<e4m3>(panel, [&](int64_t i) { return w + (j + i) * p.ldw + k; }, columns - j, depth);
+      if (p.block_k < p.k)
+        for (int64_t i = 0; i < depth; ++i) {
+          const F scale = set1(scales_of(p, n0 + j)[(k + i) / p.block_k]);
+          store(panel + i * kPanel, load(panel + i * kPanel) * scale);
+          store(panel + i * kPanel + W, load(panel + i * kPanel + W) * scale);
+        }
+    }
+    for (int64_t m = 0; m < p.m; m += kRowsInCache) {
+      const int64_t rows = lesser(kRowsInCache, p.m - m);
+      for (int64_t i = 0; i < rows; ++i)
+        for_vectors(depth, [&](int64_t j, auto left) { store(a + i * kDepth + j, load_n(x + (m + i) * ldx + k + j, left)); });
+      for (int64_t j = 0; j < columns; j += kPanel)
+        panel_product(rows, c + m * kColumns + j, kColumns, a, kDepth, b + j * kDepth, depth, k > 0);
+    }
+  }
+  for (int64_t m = 0; m < p.m; ++m) store_row<T>(p, c + m * kColumns, m, n0, columns);
+}
+
+template <class T, class X>
+inline void many_rows(const Fp8LinearParams& p, const X* x, int64_t ldx, const Parallel& parallel) {
+  parallel(ceil_div(p.n, kColumns), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) many_columns<T>(p, x, ldx, i * kColumns, lesser(kColumns, p.n - i * kColumns));
+  });
+}
+
+template <class T>
+inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
+  if (p.m <= kFewRows) return few_rows<T>(p, parallel);
+  in_parts(p.m, [&](int64_t first, int64_t count) {
+    Fp8LinearParams part = p;
+    part.x = static_cast<const T*>(p.x) + first * p.ldx;
+    part.out = static_cast<T*>(p.out) + first * p.ldo;
+    part.m = count;
+    if (!p.x_group) return many_rows<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
+    const float* x = floats_of<T>(part, p.k, parallel);
+    many_rows<T>(part, x, p.k, parallel);
+  });
+}
+
+}  // namespace
+}  // namespace npu_ops::NPU_TIER

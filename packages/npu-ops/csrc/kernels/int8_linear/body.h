@@ -1,0 +1,159 @@
+// Body of the 8-bit kernels, compiled once a tier: rows of x widened to 16 bits, products of pairs, sums exact in 32 bits.
+#pragma once
+
+#include "kernels/int8_linear/int8_linear.h"
+#include "vector/panels.h"
+
+namespace npu_ops::NPU_TIER {
+namespace {
+
+constexpr int64_t kBlock = 256;             // elements of k that are unpacked at a time
+constexpr int64_t kDirectRows = kTileRows;  // up to here each tile unpacks the weights by itself
+constexpr int64_t kPanelsAtATime = 2;
+
+// Adds a block's sums to c, [rows][4 vectors].
+struct Summed {
+  int32_t* c;
+  NPU_INLINE I start(int64_t row, int j) const { return load_raw<I>(c + (row * kVectors + j) * W); }
+  NPU_INLINE void add(int64_t row, int j, I sums) const { memcpy(c + (row * kVectors + j) * W, &sums, sizeof sums); }
+};
+
+// Rows of x as 16-bit integers, k padded to whole units.
+inline int16_t* widened(const Int8LinearParams& p, int64_t ld, const Parallel& parallel) {
+  int16_t* x = static_cast<int16_t*>(thread_scratch(kCallerSlots, sizeof(int16_t) * p.m * ld));
+  parallel(p.m, greater(1, 65536 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      for (int64_t k = 0; k < ld; ++k) x[m * ld + k] = k < p.k ? p.x[m * p.ldx + k] : 0;
+  });
+  return x;
+}
+
+template <class T>
+inline void store_sums(const Int8LinearParams& p, const int32_t* sums, int64_t m, int64_t n) {
+  const float x_scale = p.x_scale[m * p.x_scale_step];
+  const I x_zero = (p.x_zero ? p.x_zero[m * p.x_scale_step] : 0) - I{};
+  float c[kVectors * W];
+  for (int j = 0; j < kVectors; ++j) {
+    I s = load_raw<I>(sums + j * W), correction = {};
+    if (p.x_zero)  // in the lanes of the first pair
+      for (int i = 0; i < 8; ++i) correction[i] = p.w_sum[n + j * 8 + i];
+    // the lanes of two pairs are one sum before it is rounded to float
+    I exact = s - x_zero * correction;
+    if (kPairs == 2)
+      for (int i = 0; i < 8; ++i) exact[i] += exact[(W / 2 + i) % W], exact[(W / 2 + i) % W] = 0;
+    store(c + j * W, to_floats(exact) * (both_pairs(p.w_scale + n + j * 8) * set1(x_scale)));
+  }
+  store_columns(static_cast<T*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const T*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+}
+
+template <class T>
+inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int64_t first, int64_t count) {
+  const int64_t row_sums = kVectors * W;
+  int32_t* c = static_cast<int32_t*>(thread_scratch(1, sizeof(int32_t) * count * p.m * row_sums));
+  memset(c, 0, sizeof(int32_t) * count * p.m * row_sums);
+  int16_t* unpacked = static_cast<int16_t*>(thread_scratch(2, sizeof(int16_t) * count * kBlock * kColumns));
+  const bool direct = p.m <= kDirectRows;
+  for (int64_t k = 0; k < ld; k += direct ? ld : kBlock) {
+    const int64_t steps = lesser(direct ? ld : kBlock, ld - k) / kStep;
+    for (int64_t i = 0; i < count; ++i) {
+      const Bytes w{p.w + ((first + i) * ld + k) / 4 * Bytes::kUnit};
+      if (direct)
+        block_rows(Summed{c + i * p.m * row_sums}, w, x, ld, p.m, steps);
+      else
+        unpack_block(unpacked + i * kBlock * kColumns, w, steps);
+    }
+    if (direct) continue;
+    const int64_t tiles = ceil_div(p.m, kTileRows);
+    for (int64_t t = 0; t < tiles; ++t)
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = t * p.m / tiles;
+        tile<kTileRows>((t + 1) * p.m / tiles - row, Summed{c + i * p.m * row_sums}, Unpacked{unpacked + i * kBlock * kColumns}, x + k, ld, row, steps);
+      }
+  }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t m = 0; m < p.m; ++m) store_sums<T>(p, c + (i * p.m + m) * row_sums, m, (first + i) * kColumns);
+}
+
+template <class T>
+inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
+  const int64_t ld = ceil_div(p.k, 4) * 4, count = ceil_div(p.n, kColumns);
+  const int16_t* x = widened(p, ld, parallel);
+  const int64_t together = p.m > 16 ? kPanelsAtATime : 1;
+  const int64_t grain = p.m > 16 ? 1 : panels_a_piece(count, ld * kColumns, parallel);
+  parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) panels<T>(p, x, ld, i * together, lesser(together, count - i * together));
+  });
+}
+
+template <class T>
+inline void int8_linear_of(const Int8LinearParams& p, const Parallel& parallel) {
+  in_parts(p.m, [&](int64_t first, int64_t count) {
+    Int8LinearParams part = p;
+    part.x = p.x + first * p.ldx;
+    part.x_scale = p.x_scale + first * p.x_scale_step;
+    part.x_zero = p.x_zero ? p.x_zero + first * p.x_scale_step : nullptr;
+    part.out = static_cast<T*>(p.out) + first * p.ldo;
+    part.m = count;
+    some_rows<T>(part, parallel);
+  });
+}
+
+// ---- x to 8 bits ----
+
+struct Range {
+  F low, high;
+};
+template <class T>
+NPU_INLINE Range range_of(const T* x, int64_t n) {
+  // zero is in the range: lanes past the end read as that
+  Range r{};
+  for_vectors(n, [&](int64_t i, auto left) {
+    F v = load_n(x + i, left);
+    r.low = v < r.low ? v : r.low;
+    r.high = v > r.high ? v : r.high;
+  });
+  return r;
+}
+
+template <class T>
+inline void quantize_row(const Int8QuantParams& p, int64_t m) {
+  const T* x = static_cast<const T*>(p.x) + m * p.ldx;
+  float scale;
+  int32_t zero = 0;
+  if (p.is_static) {
+    scale = p.scale[0];
+    zero = p.zero ? p.zero[0] : 0;
+  } else {
+    const Range r = range_of(x, p.k);
+    const float low = -highest(-r.low), high = highest(r.high);
+    if (p.zero) {
+      scale = (high - low) / 255.f;
+      zero = scale > 0 ? static_cast<int32_t>(__builtin_rintf(-128.f - low / scale)) : 0;
+      p.zero[m] = zero;
+    } else {
+      scale = (high > -low ? high : -low) / 127.f;
+    }
+    p.scale[m] = scale;
+  }
+  const float inverse = scale > 0 ? 1.f / scale : 0.f;
+  const I shift = zero - I{};
+  int8_t* out = p.out + m * p.k;
+  for_vectors(p.k, [&](int64_t i, auto left) {
+    // limited as floats first: an integer conversion of what is too large is undefined
+    F v = vmin(vmax(load_n(x + i, left) * set1(inverse), set1(-65536.f)), set1(65536.f));
+    I q = limited(rounded(v) + shift, -128, 127);
+    int8_t bytes[W];
+    for (int j = 0; j < W; ++j) bytes[j] = static_cast<int8_t>(q[j]);
+    memcpy(out + i, bytes, lesser(W, p.k - i));
+  });
+}
+
+template <class T>
+inline void quantize(const Int8QuantParams& p, const Parallel& parallel) {
+  parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) quantize_row<T>(p, m);
+  });
+}
+
+}  // namespace
+}  // namespace npu_ops::NPU_TIER

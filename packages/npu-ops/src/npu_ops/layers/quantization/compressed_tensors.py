@@ -1,0 +1,150 @@
+"""Gives compressed-tensors checkpoints of mixtures of experts their kernels; vLLM's configuration asks for its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_mxfp4 as mxfp4,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_fp8 as fp8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_int8 as int8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_wna16 as wna16,
+)
+
+from npu_ops.errors import UnsupportedLayerError
+from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.mxfp4 import e2m1_experts
+from npu_ops.layers.quantization.weight_only import values_of
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+
+class NpuPackedExperts(QuantizedExperts, wna16.CompressedTensorsWNA16MoEMethod):
+    """Integer weights of 4 and 8 bits on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, weights: QuantizationArgs, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.weight_quant, self.input_quant, self.strategy = weights, None, weights.strategy
+        self.num_bits, self.symmetric = weights.num_bits, weights.symmetric
+        self.packed_factor = 32 // self.num_bits
+        self.group_size = weights.group_size or -1
+        if self.num_bits not in (4, 8) or weights.actorder == "group":
+            msg = f"experts of {self.num_bits} bits, order {weights.actorder}: 4 and 8 bits in plain order are loaded."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack: int32 [E, N, K / pack], scales [E, N, groups], zero points int32 [E, N / pack, groups]."""
+        bits = self.num_bits
+
+        def integers(name: str, expert: int) -> Integers:
+            scales = getattr(layer, f"{name}_weight_scale").data[expert]
+            values, zeros = values_of(getattr(layer, f"{name}_weight_packed").data[expert], bits), None
+            if not self.symmetric:
+                zeros = values_of(getattr(layer, f"{name}_weight_zero_point").data[expert].t(), bits).t()
+                zeros = (zeros.short() - (128 if bits == 8 else 0)).to(torch.int8)
+            return Integers(values.view(torch.int8) ^ -128 if bits == 8 else values, scales, zeros)
+
+        self.pack_integers(layer, bits, self.group_size, lambda e: integers("w13", e), lambda e: integers("w2", e))
+
+
+class NpuInt8Experts(QuantizedExperts, int8.CompressedTensorsW8A8Int8MoEMethod):
+    """Weights and activations in int8, by channel and by token, on `npu_ops::int8_experts`."""
+
+    def __init__(self, weights: QuantizationArgs, inputs: QuantizationArgs, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.weight_quant, self.input_quant, self.static_input_scales = weights, inputs, False
+        if weights.strategy != "channel" or not inputs.symmetric:
+            msg = (
+                "int8 experts have kernels for weights by channel and symmetric activations by token: quantise them so."
+            )
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack."""
+        w13, s13, w2, s2 = (getattr(layer, f"{w}_weight{of}").data for w in ("w13", "w2") for of in ("", "_scale"))
+        self.pack_int8(layer, w13, s13, w2, s2)
+
+
+class NpuFp8Experts(QuantizedExperts, fp8.CompressedTensorsW8A8Fp8MoEMethod):
+    """Weights in fp8 by tensor, channel or block on `npu_ops::fp8_experts`; activations as the checkpoint says."""
+
+    def __init__(self, weights: QuantizationArgs, inputs: QuantizationArgs, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.weight_quant, self.input_quant = weights, inputs
+        self.weight_block_size = weights.block_structure if weights.strategy == "block" else None
+        self.block_quant = self.weight_block_size is not None
+        self.static_input_scales = not inputs.dynamic
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Keep the weights as they are; each projection keeps its scale."""
+        weights, scales = ((getattr(layer, f"w13_{n}").data, getattr(layer, f"w2_{n}").data) for n in _FP8)
+        block = tuple(self.weight_block_size) if self.weight_block_size else None
+        x_scales = (layer.w13_input_scale, layer.w2_input_scale) if self.static_input_scales else (None, None)
+        self.pack_fp8(layer, weights, scales, block, block[1] if block else -1, x_scales)
+
+
+class NpuMxfp4Experts(QuantizedExperts, mxfp4.CompressedTensorsW4A4Mxfp4MoEMethod):
+    """MXFP4 weights, activations as they are (as vLLM's Marlin), on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.group_size = 32
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack."""
+        e2m1_experts(self, layer, "weight_packed")
+
+
+_FP8 = ("weight", "weight_scale")
+
+
+@register_quantization_config("compressed-tensors")
+class NpuCompressedTensorsConfig(CompressedTensorsConfig):
+    """CompressedTensorsConfig, whose experts take npu-ops' kernels."""
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        """Return the method of a layer."""
+        if not isinstance(layer, RoutedExperts):
+            return super().get_quant_method(layer, prefix)
+        self._add_fused_moe_to_target_scheme_map()
+        names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+        schemes = [self.get_scheme_dict(layer, f"{prefix}.0.{name}") for name in names]
+        if any(scheme != schemes[0] for scheme in schemes):
+            msg = f"{prefix}: the projections of an expert must be quantised alike."
+            raise UnsupportedLayerError(msg)
+        return self._experts(schemes[0], layer.moe_config, prefix)
+
+    def _experts(self, scheme: dict[str, Any] | None, moe: FusedMoEConfig, prefix: str) -> Any:
+        if scheme is None:
+            return UnquantizedFusedMoEMethod(moe)
+        weights, inputs = scheme.get("weights"), scheme.get("input_activations")
+        if self._is_mxfp4(weights):
+            return NpuMxfp4Experts(moe)
+        if self._is_wNa16_group_channel(weights, inputs) and scheme.get("format") == "pack-quantized":
+            return NpuPackedExperts(weights, moe)
+        if self._is_fp8_w8a8(weights, inputs):
+            return NpuFp8Experts(weights, inputs, moe)
+        if self._is_dynamic_token_w8a8(weights, inputs):
+            return NpuInt8Experts(weights, inputs, moe)
+        msg = (
+            f"{prefix}: experts with weights {weights} and activations {inputs} have no kernel: quantise them as "
+            "W4A16, W8A16, W8A8 (int8 or fp8) or MXFP4."
+        )
+        raise UnsupportedLayerError(msg)

@@ -1,0 +1,113 @@
+"""Which implementation each layer of a loaded model runs, asked of the layers themselves.
+
+A layer, its quantisation method, scheme or kernel, or its attention implementation may have the hook
+``npu_implementation() -> str``, by which npu-ops (or a vendor's package) names the op and format that runs; what has
+none is named by the method that vLLM calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+__all__ = ["LayerKind", "of_checkpoint", "of_model", "text"]
+
+HOOK = "npu_implementation"
+_MARK = "npu-layers:"
+_ENGINE: dict[str, Any] = {
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "max_num_seqs": 1,
+    "skip_tokenizer_init": True,
+    "kv_cache_memory_bytes": 128 << 20,
+}
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """So many layers of one class that run the same; dtype: of their weights as they are kept, if they have any."""
+
+    layer: str
+    implementation: str
+    dtype: str
+    count: int
+
+
+def of_model(model: nn.Module) -> list[LayerKind]:
+    """Return what the layers of a loaded vLLM model run, in the model's order."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for module in model.modules():
+        implementation = _implementation(module)
+        if implementation is not None:
+            counts[type(module).__name__, implementation, _dtype(module)] += 1
+    return [LayerKind(*kind, count) for kind, count in counts.items()]
+
+
+def of_checkpoint(model: str) -> list[LayerKind]:
+    """Load `model` (a folder or name) with vLLM in a process of its own; raises RuntimeError with what it said."""
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = [sys.executable, "-m", __name__, model]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            return [LayerKind(**kind) for kind in json.loads(line.removeprefix(_MARK))]
+    msg = f"{model} could not be loaded:\n{(done.stdout + done.stderr)[-2000:]}"
+    raise RuntimeError(msg)
+
+
+def text(kinds: list[LayerKind]) -> Iterator[str]:
+    """Yield a line a kind."""
+    width = max((len(kind.layer) for kind in kinds), default=0)
+    for kind in kinds:
+        yield f"{kind.count:4} x {kind.layer:{width}}  {kind.implementation}{f'; {kind.dtype}' if kind.dtype else ''}"
+
+
+def _implementation(module: nn.Module) -> str | None:
+    method, scheme, attention = (getattr(module, name, None) for name in ("quant_method", "scheme", "impl"))
+    for owner in (module, method, *_parts(method), scheme, *_parts(scheme), attention):
+        hook = getattr(owner, HOOK, None)
+        if callable(hook):
+            return f"{hook()}{_tier()}"
+    forward = getattr(module, "_forward_method", None)
+    for owner in (attention, method, forward):
+        if owner is not None:
+            named = owner if hasattr(owner, "__qualname__") else type(owner)
+            return f"{named.__module__.split('.')[0]}: {named.__qualname__}"
+    return None
+
+
+def _parts(owner: Any) -> list[Any]:
+    return list(vars(owner).values()) if hasattr(owner, "__dict__") else []
+
+
+def _tier() -> str:
+    import torch
+
+    ops: Any = torch.ops.npu_ops
+    return f", {ops._isa()}" if hasattr(ops, "_isa") else ""
+
+
+def _dtype(module: nn.Module) -> str:
+    names = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in module.parameters(recurse=False))
+    return ", ".join(names)
+
+
+def _main(model: str) -> None:
+    from vllm import LLM
+
+    kinds = LLM(model=model, **_ENGINE).collective_rpc("layer_implementations")[0]
+    sys.stdout.write(f"{_MARK}{json.dumps([asdict(kind) for kind in kinds])}\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

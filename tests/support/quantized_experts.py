@@ -1,0 +1,139 @@
+"""Makes mixtures of experts quantised in their on-disk formats, and beside them in `exact` what they mean.
+
+Only the experts' weights are quantised. The rounding and packing are those of tests.support.quantized.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+
+from tests.support import models
+from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, weight_qparams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = ["awq", "compressed", "gpt_oss", "gptq", "unquantized"]
+
+EXPERT = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
+
+
+def awq(folder: Path, rounding: Rounding) -> Path:
+    """AWQ's layout."""
+    config = {"quant_method": "awq", "bits": 4, "group_size": rounding.group, "zero_point": True, "version": "gemm"}
+    return _qwen3(folder, lambda name, w: awq_tensors(name, rounding(w)), config, num_hidden_layers=2)
+
+
+def gptq(folder: Path, rounding: Rounding) -> Path:
+    """GPTQ's layout, without activation order."""
+    config = {"quant_method": "gptq", "bits": rounding.bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
+    config |= {"desc_act": False, "sym": rounding.symmetric, "lm_head": False}
+    return _qwen3(folder, lambda name, w: gptq_tensors(name, rounding(w)), config, num_hidden_layers=2)
+
+
+def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
+    """compressed-tensors: a scheme for the experts of each layer."""
+    made = [
+        QuantizationScheme(targets=[rf"re:.*layers\.{layer}\.mlp\.experts.*"], **scheme)
+        for layer, scheme in enumerate(schemes)
+    ]
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        scheme = made[int(name.split(".")[2])]
+        scale, zero = weight_qparams(weight.float(), scheme.weights)
+        state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
+        if scheme.input_activations is not None and not scheme.input_activations.dynamic:
+            state["input_scale"] = torch.tensor([8 / 448])
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        state = compressor.compress(state, scheme)
+        exact = compressor.decompress(state, scheme)["weight"].float()
+        return {f"{name}.{key}": tensor for key, tensor in state.items()}, exact
+
+    groups = {f"group_{i}": json.loads(scheme.model_dump_json(exclude_none=True)) for i, scheme in enumerate(made)}
+    config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "config_groups": groups}
+    config |= {"format": "mixed-precision", "ignore": ["lm_head"]}
+    return _qwen3(folder, write, config, num_hidden_layers=len(schemes))
+
+
+def unquantized(folder: Path, exact: Callable[[str, Tensor], Tensor], layers: int) -> Path:
+    """A checkpoint that the engine itself quantises: `exact(name, weight)` is what comes of a weight."""
+    return _qwen3(folder, lambda name, w: ({f"{name}.weight": w}, exact(name, w)), None, num_hidden_layers=layers)
+
+
+def gpt_oss(folder: Path) -> Path:
+    """gpt-oss with MXFP4 experts, as its checkpoints store them: blocks uint8 [E, rows, K / 32, 16] and scales."""
+    made = models.tiny_gpt_oss(
+        folder / "exact", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
+    )
+    state = safetensors.torch.load_file(made / "model.safetensors")
+    tensors, exact = {}, {}
+    for name, value in state.items():
+        if name.endswith(("gate_up_proj", "down_proj")):  # [E, K, rows]
+            codes, scales, exact_value = _mxfp4(value.transpose(1, 2).contiguous())
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes.unflatten(-1, (-1, 16)), scales
+            exact[name] = exact_value.transpose(1, 2)
+        else:
+            exact[name] = tensors[name] = value.bfloat16().float()
+    tensors = {name: t.bfloat16() if t.is_floating_point() else t for name, t in tensors.items()}
+    config = json.loads((made / "config.json").read_text())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    return _write(folder, tensors, exact, config, quantization)
+
+
+def _mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round [..., K] to blocks of 32: codes two an octet, e8m0 scales, and what they mean."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    parts = weight.unflatten(-1, (-1, 32))
+    exponent = (parts.abs().amax(-1, keepdim=True) / 6).clamp(min=2**-100).log2().ceil()
+    scaled = parts / torch.exp2(exponent)
+    code = (scaled.abs()[..., None] - values).abs().argmin(-1)
+    exact = values[code] * scaled.sign() * torch.exp2(exponent)
+    code = (code + 8 * (scaled < 0)).to(torch.uint8).flatten(-2)
+    return code[..., ::2] | code[..., 1::2] << 4, (exponent.squeeze(-1) + 127).to(torch.uint8), exact.flatten(-2)
+
+
+def _qwen3(
+    folder: Path,
+    write: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
+    quantization: dict[str, Any] | None,
+    **changes: Any,
+) -> Path:
+    made = models.tiny_qwen3_moe(folder / "exact", mlp_only_layers=[], moe_intermediate_size=256, **changes)
+    tensors, exact = {}, {}
+    for name, weight in safetensors.torch.load_file(made / "model.safetensors").items():
+        rounded = weight.bfloat16().float()
+        if EXPERT.search(name):
+            stored, exact[name] = write(name.removesuffix(".weight"), rounded)
+            tensors |= stored
+        else:
+            tensors[name] = exact[name] = rounded
+    tensors = {n: t.bfloat16() if t.dtype == torch.float32 and "scale" not in n else t for n, t in tensors.items()}
+    return _write(folder, tensors, exact, json.loads((made / "config.json").read_text()), quantization)
+
+
+def _write(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    config: dict[str, Any],
+    quantization: dict[str, Any] | None,
+) -> Path:
+    for place, state in ((folder, tensors), (folder / "exact", exact)):
+        contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+        safetensors.torch.save_file(contiguous, place / "model.safetensors", metadata={"format": "pt"})
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(folder / "exact" / "generation_config.json", folder)
+    return folder
