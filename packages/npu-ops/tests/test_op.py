@@ -140,6 +140,7 @@ CASES = {
         torch.rand(3) + 0.5,
     ),
     "top_logprobs": lambda: (torch.randn(3, 50), torch.tensor([4, 0, 49]), 5),
+    "gated_rms_norm": lambda: (torch.randn(3, 16), torch.randn(3, 16), torch.randn(16), 1e-6, 8, False, False),
     "causal_conv1d": lambda: (
         torch.randn(3, 16),
         torch.randn(16, 4),

@@ -59,18 +59,34 @@ inline void to_floats(float* out, const T* x, int64_t n) {
   for_vectors(n, [&](int64_t i, auto count) { store_n(out + i, load_n(x + i, count), count); });
 }
 
-// log(1 + e^x) as torch has it: x where x > 20. log1p by log(u) x / (u - 1), which is exact where u = 1 + x is rounded.
-inline float softplus(float x) {
-  if (x > 20.f) return x;
-  const float e = __builtin_expf(x);
-  return __builtin_log1pf(e);
+// Natural logarithm of x in [1, 2^30], relative error below 2e-7: exponent and mantissa around one, and a minimax polynomial
+// (Moshier's Cephes library).
+NPU_INLINE F log_from_one(F x) {
+  const U bits = bits_of(x) - 0x3f3504f3u;  // the mantissa will lie between the roots of 1/2 and 2
+  F e;
+  for (int i = 0; i < W; ++i) e[i] = static_cast<float>(static_cast<int32_t>(bits[i]) >> 23);
+  const F f = from_bits((bits & 0x007fffffu) + 0x3f3504f3u) - set1(1.f), z = f * f;
+  F p = set1(7.0376836292e-2f);
+  p = fma(p, f, set1(-1.1514610310e-1f));
+  p = fma(p, f, set1(1.1676998740e-1f));
+  p = fma(p, f, set1(-1.2420140846e-1f));
+  p = fma(p, f, set1(1.4249322787e-1f));
+  p = fma(p, f, set1(-1.6668057665e-1f));
+  p = fma(p, f, set1(2.0000714765e-1f));
+  p = fma(p, f, set1(-2.4999993993e-1f));
+  p = fma(p, f, set1(3.3333331174e-1f));
+  p = fma(e, set1(-2.12194440e-4f), p * f * z);
+  return fma(e, set1(0.693359375f), f + fma(set1(-0.5f), z, p));
 }
-inline F softplus(F x) {
-  float lanes[W];
-  store(lanes, x);
-  for (int i = 0; i < W; ++i) lanes[i] = softplus(lanes[i]);
-  return load(lanes);
+
+// log(1 + e^x) as torch has it: x where x > 20. With u = 1 + e^x as it is rounded, log(u) e^x / (u - 1) loses nothing of a small
+// e^x.
+NPU_INLINE F softplus(F x) {
+  const F e = vexp(x), u = e + set1(1.f), rest = u - set1(1.f);
+  const F y = rest > F{} ? log_from_one(u) * (e / rest) : e;
+  return x > set1(20.f) ? x : y;
 }
+inline float softplus(float x) { return softplus(set1(x))[0]; }
 
 NPU_INLINE F sigmoid(F x) { return set1(1.f) / (set1(1.f) + vexp(-x)); }
 

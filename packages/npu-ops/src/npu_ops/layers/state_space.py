@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.layernorm import RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer import MambaMixer
-from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, Mixer2RMSNormGated
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 
@@ -154,6 +155,30 @@ class NpuQwenGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
             self.kv_cache[1],
             *part.requests(),
         )
+
+
+@Mixer2RMSNormGated.register_oot(name="Mixer2RMSNormGated")
+class NpuMixer2RMSNormGated(Mixer2RMSNormGated):
+    """Mamba-2's norm behind its gate on the kernel; groups that are split over ranks stay with vLLM's own code."""
+
+    def forward_oot(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x, gate: [T, H]."""
+        if not self.use_rms_norm or self.tp_size > 1:
+            return self.forward_native(x, gate)
+        return ops.gated_rms_norm(x, gate, self.weight.data, self.variance_epsilon, self.group_size, False, False)
+
+
+@RMSNormGated.register_oot(name="RMSNormGated")
+class NpuRMSNormGated(RMSNormGated):
+    """The gated delta net's norm before its gate on the kernel."""
+
+    def forward_oot(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """x, z: [..., H]."""
+        if z is None:
+            return self.forward_native(x, z)
+        group = self.group_size or x.shape[-1]
+        sigmoid = self.activation == "sigmoid"
+        return ops.gated_rms_norm(x, z, self.weight.data, self.eps, group, self.norm_before_gate, sigmoid)
 
 
 def _metadata_of(layer: Any) -> Any:

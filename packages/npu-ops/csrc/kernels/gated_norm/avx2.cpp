@@ -1,0 +1,1 @@
+#include "kernels/gated_norm/gated_norm.inc"
