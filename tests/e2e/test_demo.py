@@ -22,6 +22,17 @@ def test_demo_answers_right_and_stops() -> None:
     assert set(report["ran"]) == {"device", "dtype", "ops", "graphs"}
 
 
+def test_layers_of_the_demo_model() -> None:
+    command = [sys.executable, "-m", "npu_platform.cli", "info", "--ops", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    layers = {kind["layer"]: kind for kind in json.loads(done.stdout)["layers"]}
+    assert layers["Attention"]["implementation"].startswith("npu_platform: NPU")
+    assert layers["NpuRowParallelLinear"]["implementation"].startswith("npu_ops::linear")
+    assert layers["NpuRowParallelLinear"]["dtype"] == "bfloat16"
+    assert layers["NpuRowParallelLinear"]["count"] == 6
+
+
 def test_wrong_usage_has_its_own_exit_code() -> None:
     command = [sys.executable, "-m", "npu_platform.cli", "bench"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

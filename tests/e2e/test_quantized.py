@@ -76,6 +76,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     ),
     "fp8-blocks": quantized.fp8_blocks,
     "fp8-online": lambda folder: quantized.online(folder, *ONLINE),
+    "int8-online": quantized.online_int8,
 }
 ONLINE = {
     r".*\.0\..*_proj": "fp8_per_tensor",
@@ -83,10 +84,18 @@ ONLINE = {
     r".*\.2\..*_proj": "fp8_per_block",
 }
 MORE: dict[str, dict[str, Any]] = {
+    "int8-online": {"quantization": "npu_int8"},
     "fp8-online": {
         "quantization": "online",
         "quantization_config": {"targets": {f"re:{layers}": name for layers, name in ONLINE.items()}},
     },
+}
+
+
+RUNS = {
+    "gptq": ("x NpuParallelLMHead", "npu_ops::weight_only_linear (uint4b8 in groups of 128)"),
+    "compressed": ("npu_ops::int8_linear (static", "npu_ops::fp8_linear (blocks of 128 x 128, rounded"),
+    "int8-online": ("npu_ops::weight_only_linear (int8 by channel)",),
 }
 
 
@@ -100,6 +109,8 @@ def test_checkpoint(name: str, tmp_path: Path) -> None:
     run = run_engine(tmp_path / "run", checkpoint, rounds, **ENGINE, **MORE.get(name, {}))
     assert run.platform == "npu"
     assert run.tokens(0) == run.tokens(1)[:1]
+    for implementation in RUNS.get(name, ()):  # as the worker's log says
+        assert implementation in run.log
     exact, rounded = quantized.exact_model(checkpoint), quantized.exact_model(checkpoint, torch.bfloat16)
     ours, theirs, wrong = [], [], 0
     for prompt, output in zip(prompts, run.rounds[1], strict=True):

@@ -39,6 +39,7 @@ __all__ = [
     "gptq",
     "gptq_tensors",
     "online",
+    "online_int8",
     "prompts",
     "weight_qparams",
 ]
@@ -207,6 +208,16 @@ def online(folder: Path, by_tensor: str, by_channel: str, by_block: str) -> Path
     inputs = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True}
     token, group = inputs | {"strategy": "token"}, inputs | {"strategy": "group", "group_size": 128}
     return _save(folder, write, None, {by_tensor: token, by_channel: token, by_block: group})
+
+
+def online_int8(folder: Path) -> Path:
+    """The model unquantised, and what `npu_int8` makes of it."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        scale = weight.float().abs().amax(1, keepdim=True) / 127
+        return {f"{name}.weight": weight}, (weight.float() / scale).round() * scale
+
+    return _save(folder, write, None)
 
 
 def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -27,7 +27,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "fp8_per_channel": (_FP8,),
     "fp8_per_block": (_FP8_BLOCK,),
     "online": (_FP8, _FP8_BLOCK),
-    **dict.fromkeys(("experts_int8", "int8_per_channel_weight_only"), (_WEIGHT_ONLY,)),
+    **dict.fromkeys(("experts_int8", "int8_per_channel_weight_only", "npu_int8"), (_WEIGHT_ONLY,)),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), (_MXFP4,)),
 }
 
