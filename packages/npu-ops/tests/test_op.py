@@ -140,6 +140,14 @@ CASES = {
         torch.rand(3) + 0.5,
     ),
     "top_logprobs": lambda: (torch.randn(3, 50), torch.tensor([4, 0, 49]), 5),
+    "recovered_tokens": lambda: (
+        torch.zeros(3, dtype=torch.int32),
+        torch.tensor([2, 3], dtype=torch.int32),
+        torch.tensor([4, 0, 49], dtype=torch.int32),
+        None,
+        torch.rand(3, 50),
+        torch.rand(2, 50),
+    ),
     "gated_rms_norm": lambda: (torch.randn(3, 16), torch.randn(3, 16), torch.randn(16), 1e-6, 8, False, False),
     "causal_conv1d": lambda: (
         torch.randn(3, 16),

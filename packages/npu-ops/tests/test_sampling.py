@@ -195,3 +195,16 @@ def test_top_logprobs(ops, isa, device, width, n):
     actual = ops.top_logprobs(logprobs.to(device), tokens.to(device), n)
     for got, expected in zip(actual, definitions.top_logprobs.reference(logprobs, tokens, n), strict=True):
         assert torch.equal(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("width", [1, 50, 9001])
+@pytest.mark.parametrize("certain", [True, False])
+def test_recovered_tokens(ops, isa, device, width, certain):
+    ends, draft = torch.tensor([2, 2, 5], dtype=torch.int32), torch.randint(-1, width, (5,)).int()
+    target, proposal = torch.rand(5, width).softmax(-1), None if certain else torch.rand(5, width).softmax(-1)
+    noise, output = torch.rand(3, width), torch.full((5,), -1, dtype=torch.int32)
+    args = (output, ends, draft, proposal, target, noise)
+    moved = [None if x is None else x.to(device, copy=True) for x in args]
+    ops.recovered_tokens(*moved)
+    definitions.recovered_tokens.reference(*args)
+    assert torch.equal(moved[0].cpu(), output)

@@ -88,6 +88,25 @@ std::tuple<Tensor, Tensor, Tensor> top_logprobs(Tensor logprobs, Tensor tokens, 
   return {indices, values, ranks};
 }
 
+void recovered_tokens(Tensor output, Tensor cu_num_draft_tokens, Tensor draft, std::optional<Tensor> draft_probs, Tensor target_probs, Tensor noise) {
+  check_logits(target_probs, "recovered_tokens");
+  check_logits(noise, "recovered_tokens");
+  const int64_t tokens = target_probs.size(0), requests = noise.size(0), width = target_probs.size(1);
+  for (const Tensor& ids : {output, draft})
+    NPU_CHECK(is_int32(ids) && ids.numel() == tokens && ids.is_contiguous(), "recovered_tokens: output and draft must be int32 [", tokens, "].");
+  NPU_CHECK(is_int32(cu_num_draft_tokens) && cu_num_draft_tokens.numel() == requests && cu_num_draft_tokens.is_contiguous() && noise.size(1) == width,
+            "recovered_tokens: cu_num_draft_tokens must be int32 [requests] and noise float32 [requests, ", width, "].");
+  if (draft_probs) {
+    check_logits(*draft_probs, "recovered_tokens");
+    NPU_CHECK(draft_probs->size(0) == tokens && draft_probs->size(1) == width, "recovered_tokens: draft_probs must have the shape of target_probs.");
+  }
+  const RecoveredTokensParams params{static_cast<int32_t*>(output.data_ptr()), static_cast<const int32_t*>(cu_num_draft_tokens.data_ptr()),
+                                     static_cast<const int32_t*>(draft.data_ptr()), draft_probs ? static_cast<const float*>(draft_probs->data_ptr()) : nullptr,
+                                     static_cast<const float*>(target_probs.data_ptr()), static_cast<const float*>(noise.data_ptr()), tokens, requests,
+                                     width, draft_probs ? draft_probs->stride(0) : 0, target_probs.stride(0), noise.stride(0)};
+  if (tokens > 0) launch<recovered_tokens_tiers>(target_probs, "npu_ops::recovered_tokens", params);
+}
+
 }  // namespace
 
 NPU_OPS(m) {
@@ -97,6 +116,7 @@ NPU_OPS(m) {
   m.impl("random_sample", TORCH_BOX(&random_sample));
   m.impl("apply_penalties", TORCH_BOX(&apply_penalties));
   m.impl("top_logprobs", TORCH_BOX(&top_logprobs));
+  m.impl("recovered_tokens", TORCH_BOX(&recovered_tokens));
 }
 
 }  // namespace npu_ops

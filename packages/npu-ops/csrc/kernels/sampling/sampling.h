@@ -50,11 +50,22 @@ struct TopLogprobsParams {
   int64_t rows, width, stride, n;
 };
 
+struct RecoveredTokensParams {
+  int32_t* out;            // [tokens]
+  const int32_t* ends;     // [requests]: the first token after each request's
+  const int32_t* draft;    // [tokens]: the token that was proposed
+  const float* proposal;   // [tokens, width] its distribution; null: it was certain
+  const float* target;     // [tokens, width]
+  const float* noise;      // [requests, width]
+  int64_t tokens, requests, width, stride_proposal, stride_target, stride_noise;
+};
+
 NPU_KERNEL(argmax, ArgmaxParams)
 NPU_KERNEL(top_k_top_p, TopKTopPParams)
 NPU_KERNEL(min_p, MinPParams)
 NPU_KERNEL(random_sample, RandomSampleParams)
 NPU_KERNEL(apply_penalties, PenaltiesParams)
 NPU_KERNEL(top_logprobs, TopLogprobsParams)
+NPU_KERNEL(recovered_tokens, RecoveredTokensParams)
 
 }  // namespace npu_ops

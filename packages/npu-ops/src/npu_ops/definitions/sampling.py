@@ -112,3 +112,31 @@ def top_logprobs(logprobs: Tensor, tokens: Tensor, n: int) -> tuple[Tensor, Tens
     values, indices = logprobs.sort(dim=-1, descending=True, stable=True)
     indices = torch.cat((tokens.view(-1, 1), indices[:, :n]), dim=1).to(torch.int32)
     return indices, torch.cat((own, values[:, :n]), dim=1), (logprobs >= own).sum(dim=-1)
+
+
+@define(
+    "recovered_tokens(Tensor(a!) output, Tensor cu_num_draft_tokens, Tensor draft, Tensor? draft_probs, "
+    "Tensor target_probs, Tensor noise) -> ()"
+)
+def recovered_tokens(
+    output: Tensor,
+    cu_num_draft_tokens: Tensor,
+    draft: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    noise: Tensor,
+) -> None:
+    """Find for each drafted token the one that replaces it if rejected: the highest max(target - draft, 0) * noise.
+
+    output, draft: int32 [T]; cu_num_draft_tokens: int32 [R], where each request's tokens end; draft_probs (None: the
+    draft was certain), target_probs: float32 [T, V]; noise: float32 [R, V], one over exponentials (Leviathan et al.
+    2023, arXiv 2211.17192).
+    """
+    if draft_probs is None:
+        vocabulary = torch.arange(target_probs.shape[1], device=draft.device)
+        rest = target_probs.masked_fill(vocabulary == draft[:, None], 0.0)
+    else:
+        rest = (target_probs - draft_probs).clamp_min(0)
+    tokens = torch.arange(draft.shape[0], device=draft.device, dtype=cu_num_draft_tokens.dtype)
+    request = torch.searchsorted(cu_num_draft_tokens, tokens, right=True)
+    output.copy_((rest * noise[request]).argmax(dim=-1))

@@ -124,6 +124,9 @@ def sample_recovered_tokens(
     use_fp64_gumbel: bool,
 ) -> None:
     """Draw for each draft the token that replaces it when it is rejected, from max(target - draft, 0)."""
+    if hasattr(torch.ops.npu_ops, "recovered_tokens") and inv_q.dtype == torch.float32:
+        torch.ops.npu_ops.recovered_tokens(output, cu_num_draft_tokens, draft, draft_probs, target_probs, inv_q)
+        return
     if draft_probs is None:
         residual = target_probs.scatter(1, draft.long().clamp_min(0)[:, None], 0.0)
     else:
