@@ -51,6 +51,10 @@ def floats(weights: str, inputs: str | None, **more: Any) -> dict[str, Any]:
     return scheme
 
 
+MXFP4 = {
+    "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True},
+    "format": "mxfp4-pack-quantized",
+}
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
     "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128), head=True),
@@ -60,7 +64,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
         {
             # fused layers have one scheme: three layers of four
             r".*\.0\.self_attn\.[qkv]_proj": packed(4, "group", group_size=32),
-            r".*\.0\.self_attn\.o_proj": packed(4, "channel"),
+            r".*\.0\.self_attn\.o_proj": MXFP4,
             r".*\.0\.mlp\.(gate|up)_proj": packed(4, "group", False, group_size=128),
             r".*\.0\.mlp\.down_proj": packed(8, "group", group_size=64),
             r".*\.1\.self_attn\.[qkv]_proj": eight_bits("channel", "token", True),
@@ -71,7 +75,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
             r".*\.2\.self_attn\.o_proj": floats("tensor", "tensor"),
             r".*\.2\.mlp\.(gate|up)_proj": floats("block", "group", block_structure=[128, 128]),
             r".*\.2\.mlp\.down_proj": floats("channel", None),
-            "lm_head": packed(4, "group", group_size=32),
+            "lm_head": packed(4, "channel"),
         },
     ),
     "fp8-blocks": quantized.fp8_blocks,
@@ -94,7 +98,11 @@ MORE: dict[str, dict[str, Any]] = {
 
 RUNS = {
     "gptq": ("x NpuParallelLMHead", "npu_ops::weight_only_linear (uint4b8 in groups of 128)"),
-    "compressed": ("npu_ops::int8_linear (static", "npu_ops::fp8_linear (blocks of 128 x 128, rounded"),
+    "compressed": (
+        "npu_ops::weight_only_linear (mxfp4)",
+        "npu_ops::int8_linear (static",
+        "npu_ops::fp8_linear (blocks of 128 x 128, rounded",
+    ),
     "int8-online": ("npu_ops::weight_only_linear (int8 by channel)",),
 }
 

@@ -38,6 +38,7 @@ __all__ = [
     "fp8_blocks",
     "gptq",
     "gptq_tensors",
+    "mxfp4",
     "online",
     "online_int8",
     "prompts",
@@ -141,6 +142,9 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         scheme = next(scheme for pattern, scheme in made.items() if re.match(pattern, name))
         weights, inputs = scheme.weights, scheme.input_activations
+        if scheme.format == "mxfp4-pack-quantized":
+            codes, scales, exact = mxfp4(weight.float())
+            return {f"{name}.weight_packed": codes, f"{name}.weight_scale": scales}, exact
         scale, zero = weight_qparams(weight.float(), weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
         if inputs is not None and not inputs.dynamic:  # a range that holds what these layers see
@@ -208,6 +212,18 @@ def online(folder: Path, by_tensor: str, by_channel: str, by_block: str) -> Path
     inputs = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True}
     token, group = inputs | {"strategy": "token"}, inputs | {"strategy": "group", "group_size": 128}
     return _save(folder, write, None, {by_tensor: token, by_channel: token, by_block: group})
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round [..., K] to blocks of 32: codes two an octet, e8m0 scales, and what they mean."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    parts = weight.unflatten(-1, (-1, 32))
+    exponent = (parts.abs().amax(-1, keepdim=True) / 6).clamp(min=2**-100).log2().ceil()
+    scaled = parts / torch.exp2(exponent)
+    code = (scaled.abs()[..., None] - values).abs().argmin(-1)
+    exact = values[code] * scaled.sign() * torch.exp2(exponent)
+    code = (code + 8 * (scaled < 0)).to(torch.uint8).flatten(-2)
+    return code[..., ::2] | code[..., 1::2] << 4, (exponent.squeeze(-1) + 127).to(torch.uint8), exact.flatten(-2)
 
 
 def online_int8(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 
 from tests.support import models
-from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, weight_qparams
+from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, mxfp4, weight_qparams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def gpt_oss(folder: Path) -> Path:
     tensors, exact = {}, {}
     for name, value in state.items():
         if name.endswith(("gate_up_proj", "down_proj")):  # [E, K, rows]
-            codes, scales, exact_value = _mxfp4(value.transpose(1, 2).contiguous())
+            codes, scales, exact_value = mxfp4(value.transpose(1, 2).contiguous())
             tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes.unflatten(-1, (-1, 16)), scales
             exact[name] = exact_value.transpose(1, 2)
         else:
@@ -89,18 +89,6 @@ def gpt_oss(folder: Path) -> Path:
     config = json.loads((made / "config.json").read_text())
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     return _write(folder, tensors, exact, config, quantization)
-
-
-def _mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Round [..., K] to blocks of 32: codes two an octet, e8m0 scales, and what they mean."""
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    parts = weight.unflatten(-1, (-1, 32))
-    exponent = (parts.abs().amax(-1, keepdim=True) / 6).clamp(min=2**-100).log2().ceil()
-    scaled = parts / torch.exp2(exponent)
-    code = (scaled.abs()[..., None] - values).abs().argmin(-1)
-    exact = values[code] * scaled.sign() * torch.exp2(exponent)
-    code = (code + 8 * (scaled < 0)).to(torch.uint8).flatten(-2)
-    return code[..., ::2] | code[..., 1::2] << 4, (exponent.squeeze(-1) + 127).to(torch.uint8), exact.flatten(-2)
 
 
 def _qwen3(
