@@ -167,11 +167,15 @@ class OpNode final : public AliasNode {
 
 }  // namespace
 
+void enter_fallback(const OpInfo& info) {
+  report(info);
+  count_fallback();
+}
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = info_of(op);
   if (C10_UNLIKELY(has_own_out(info))) return op.redispatchBoxed(kComposite, stack);
-  report(info);
-  count_fallback();
+  enter_fallback(info);
   if (C10_UNLIKELY(is_capturing()) && reads_on_host(info, *stack)) refuse_during_capture(info.name);
   const Aliases::Kind kind = kind_of(info, *stack);
   Arguments arguments(info, *stack, kind);
