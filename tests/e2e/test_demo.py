@@ -27,7 +27,7 @@ def test_layers_of_the_demo_model() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     layers = {kind["layer"]: kind for kind in json.loads(done.stdout)["layers"]}
-    assert layers["Attention"]["implementation"].startswith("npu_platform: NPU")
+    assert layers["Attention"]["implementation"].startswith("npu_ops::paged_attention (cache auto)")
     assert layers["NpuRowParallelLinear"]["implementation"].startswith("npu_ops::linear")
     assert layers["NpuRowParallelLinear"]["dtype"] == "bfloat16"
     assert layers["NpuRowParallelLinear"]["count"] == 6

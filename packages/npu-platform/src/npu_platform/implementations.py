@@ -77,7 +77,8 @@ def _implementation(module: nn.Module) -> str | None:
     for owner in (module, method, *_parts(method), scheme, *_parts(scheme), attention):
         hook = getattr(owner, HOOK, None)
         if callable(hook):
-            return f"{hook()}{_tier()}"
+            name = hook()
+            return f"{name}{_tier()}" if name.startswith("npu_ops::") else name
     forward = getattr(module, "_forward_method", None)
     for owner in (attention, method, forward):
         if owner is not None:

@@ -57,6 +57,14 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         self.window = -1 if sliding_window is None else sliding_window - 1
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
 
+    def npu_implementation(self) -> str:
+        """Return the op, and the cache's format; see npu_platform.implementations."""
+        if not kernels.native_attention(self.head_size):
+            return "npu_platform: attention in torch ops"
+        if self.attn_type in ENCODERS:
+            return "npu_ops::varlen_attention"
+        return f"npu_ops::paged_attention{'_quantized' if self.quantized else ''} (cache {self.kv_cache_dtype})"
+
     def do_kv_cache_update(
         self,
         layer: torch.nn.Module,
