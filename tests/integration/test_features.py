@@ -105,6 +105,15 @@ def test_the_v2_runner_is_refused(base: dict[str, Any]) -> None:
     assert "unset VLLM_USE_V2_MODEL_RUNNER" in done.stdout or "Model Runner V2 requires Triton" in done.stdout
 
 
+def test_batch_invariance_where_all_kernels_have_it(base: dict[str, Any]) -> None:
+    cases = {"dense": base, "ranks": base | {"tensor_parallel_size": 4}}
+    invariant = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
+    said = run(CONFIGURE, cases, **invariant).stdout
+    assert '"dense": "accepted"' in said
+    assert "does not cover sums over more than two tensor-parallel ranks" in said
+    assert "pip install npu-ops" in run(CONFIGURE, {"dense": base}, VLLM_PLUGINS="npu", **invariant).stdout
+
+
 def test_experts_need_npu_ops(base: dict[str, Any], tmp_path: Path) -> None:
     mixture = {"mixture": base | {"model": str(mixture_of_experts(tmp_path))}}
     assert '"accepted"' in run(CONFIGURE, mixture).stdout

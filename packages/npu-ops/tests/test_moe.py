@@ -113,7 +113,7 @@ def test_strided_rows_and_nothing(ops, isa):
 
 
 def test_a_token_is_the_same_in_any_company(ops, isa):
-    """As long as no expert gets more tokens than the kernel multiplies row by row."""
+    """As long as no expert gets more tokens than the kernel multiplies row by row; see test_batch_invariance.py."""
     arguments = [*layer(torch.bfloat16, 12, 128, 48, 4, 2), *PLAIN]
     together = ops.fused_experts(*arguments)
     for i in range(12):

@@ -65,3 +65,15 @@ def test_vllm_still_has_no_way_to_add_a_device_to_its_profiler() -> None:
     with compat.profiler_knows_npu():
         assert wrapper._SUPPORTED_PROFILER_KINDS["npu"] == frozenset({"torch"})
     assert "npu" not in wrapper._SUPPORTED_PROFILER_KINDS
+
+
+def test_vllm_still_makes_batch_invariance_of_triton_kernels() -> None:
+    from vllm.model_executor.determinism import batch_invariant
+    from vllm.v1.worker import gpu_worker
+
+    assert "init_batch_invariance()" in inspect.getsource(gpu_worker.init_worker_distributed_environment)
+    assert "current_platform.dispatch_key" in inspect.getsource(batch_invariant.enable_batch_invariant_mode)
+    before = batch_invariant.init_batch_invariance
+    with compat.without_triton_batch_invariance():
+        assert batch_invariant.init_batch_invariance() is None
+    assert batch_invariant.init_batch_invariance is before

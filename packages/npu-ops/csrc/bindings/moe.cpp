@@ -6,6 +6,7 @@
 
 #include "bindings/launch.h"
 #include "bindings/register.h"
+#include "dispatch/batch_invariance.h"
 
 namespace npu_ops {
 namespace {
@@ -64,11 +65,13 @@ Tensor fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor ids
   const int64_t top_k = shared.top_k, pairs = tokens * top_k;
   // the workspace is the device's, so that it is accounted for, and as long-lived as a graph that records this
   Tensor activated = empty(Sizes{pairs, width}, x);
-  const int64_t packed_rows = std::min(pairs, kFewTokens * experts), packed_width = (std::max(hidden, width) + 63) / 64 * 64;
+  // only the way of few tokens adds up in one order whatever their number
+  const int64_t few = batch_invariant() ? pairs : kFewTokens;
+  const int64_t packed_rows = std::min(pairs, few * experts), packed_width = (std::max(hidden, width) + 63) / 64 * 64 + 64;
   Tensor packed = torch::stable::new_empty(x, Sizes{packed_rows * packed_width}, ScalarType::Float);
   Tensor lists = torch::stable::new_empty(x, Sizes{6 * experts + pairs}, ScalarType::Int);
   const FusedExpertsParams params{shared, w13.data_ptr(), w2.data_ptr(), activated.data_ptr(), static_cast<float*>(packed.data_ptr()),
-                                  static_cast<int32_t*>(lists.data_ptr()), w13.stride(1), w2.stride(1), w13.stride(0), w2.stride(0)};
+                                  static_cast<int32_t*>(lists.data_ptr()), w13.stride(1), w2.stride(1), w13.stride(0), w2.stride(0), few};
   launch<fused_experts_tiers>(x, "npu_ops::fused_experts", params);
   return out;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/launch.h"
+#include "dispatch/batch_invariance.h"
 
 namespace npu_ops {
 
@@ -23,6 +24,8 @@ std::vector<AddKernels>& families() {
 }
 
 bool set_isa(std::string name) { return set_tier(name.c_str()); }
+bool is_batch_invariant() { return batch_invariant(); }
+void choose_batch_invariant(bool on) { set_batch_invariant(on); }
 std::string isa() { return tier_name(current_tier()); }
 std::string highest_isa() { return tier_name(highest_tier()); }
 
@@ -45,12 +48,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
   m.def("_set_isa(str name) -> bool");
   m.def("_isa() -> str");
   m.def("_highest_isa() -> str");
+  m.def("_batch_invariant() -> bool");
+  m.def("_set_batch_invariant(bool on) -> ()");
   m.def("_bind_device(int launch_table) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_set_isa", TORCH_BOX(&set_isa));
   m.impl("_isa", TORCH_BOX(&isa));
   m.impl("_highest_isa", TORCH_BOX(&highest_isa));
+  m.impl("_batch_invariant", TORCH_BOX(&is_batch_invariant));
+  m.impl("_set_batch_invariant", TORCH_BOX(&choose_batch_invariant));
   m.impl("_bind_device", TORCH_BOX(&bind_device));
 }
 

@@ -1,6 +1,7 @@
 // Matrix products in float on registers: blocks of C += A * B, and sums of products of rows.
 #pragma once
 
+#include "vector/bf16_rows.h"
 #include "vector/codes.h"
 
 namespace npu_ops {
@@ -168,10 +169,11 @@ struct RowDot<bf16> {
 };
 #endif
 
-// Elements of the packed x for rows of k elements.
+// Elements from a packed row of k elements to the next. Rows a power of two apart would share a few sets of the cache.
 template <class T>
 NPU_INLINE int64_t packed_length(int64_t k) {
-  return ceil_div(k, RowDot<T>::kStep) * RowDot<T>::kStep;
+  const int64_t length = ceil_div(k, RowDot<T>::kStep) * RowDot<T>::kStep;
+  return length % 512 ? length : length + 32;
 }
 template <class T, class X>
 inline void pack_row(typename RowDot<T>::Packed* out, const X* x, int64_t k) {
@@ -203,6 +205,13 @@ template <class T, int R, int M>
 NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx, int64_t k, int64_t ahead) {
   constexpr int S = RowDot<T>::kStep;
   int64_t j = 0;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (__is_same(T, bf16) && R == 4 && M == 3)
+    if (k >= S) {
+      j = k / S * S;
+      bf16_row_products(acc, w, {x, x + ldx, x + 2 * ldx}, j, ahead ? ahead - 2 * j : 0);
+    }
+#endif
   if (ahead)
     for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, ahead);
   else

@@ -34,6 +34,8 @@ def load() -> None:
         torch.ops.load_library(str(path))
     if config.isa is not None:
         set_isa(config.isa)
+    if config.batch_invariant:
+        set_batch_invariant(on=True)
     bind_device()
 
 
@@ -63,6 +65,19 @@ def set_isa(name: str) -> None:
             f"instruction set {name!r} is not available: this machine goes up to {best!r}, choose that or a lower one."
         )
         raise ConfigError(msg)
+
+
+def batch_invariant() -> bool:
+    """Whether a row's result has the same bits whatever shares its batch."""
+    return available() and torch.ops.npu_ops._batch_invariant()
+
+
+def set_batch_invariant(*, on: bool) -> None:
+    """Choose, from now on, one order of the sums for any number of rows; raises ConfigError without native kernels."""
+    if not available():
+        msg = "batch-invariant mode needs the native kernels, which this build of npu-ops lacks: rebuild it with them."
+        raise ConfigError(msg)
+    torch.ops.npu_ops._set_batch_invariant(on)
 
 
 def _find_library() -> Path | None:

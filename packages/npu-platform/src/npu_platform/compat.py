@@ -79,3 +79,16 @@ def profiler_knows_npu() -> Iterator[None]:
         for table, entry in additions.items():
             stack.enter_context(mock.patch.dict(getattr(wrapper, table), {"npu": entry}))
         yield
+
+
+@contextlib.contextmanager
+def without_triton_batch_invariance() -> Iterator[None]:
+    """Keep ``init_worker_distributed_environment`` from replacing torch's operators by Triton kernels.
+
+    Why: with VLLM_BATCH_INVARIANT, ``enable_batch_invariant_mode`` registers its Triton softmax, mean and bmm for any
+    platform's dispatch key; npu-ops reads the variable itself. Versions: vLLM 0.32. Scope: the worker's start.
+    """
+    from vllm.model_executor.determinism import batch_invariant
+
+    with mock.patch.object(batch_invariant, "init_batch_invariance", return_value=None):
+        yield

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.npu_platform.features")
 
 _SPECULATION = ("ngram",)
+_SUM_OF_TWO = 2  # is the same in either order
 
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise UnsupportedFeatureError with one sentence for each feature that is asked for and not there."""
     refusals = [*_model(vllm_config), *_parallel(vllm_config), *_engine(vllm_config)]
+    if vllm_envs.VLLM_BATCH_INVARIANT:
+        refusals += _batch_invariance(vllm_config)
     if refusals:
         raise UnsupportedFeatureError(" ".join(refusals))
 
@@ -118,7 +121,26 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
     offload = vllm_config.offload_config
     if offload is not None and getattr(offload.uva, "cpu_offload_gb", 0) > 0:
         yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
-    if vllm_envs.VLLM_BATCH_INVARIANT:
-        yield "Batch-invariant kernels are not there yet on npu: unset VLLM_BATCH_INVARIANT."
     if vllm_config.compilation_config.mode:
         yield "Compilation is not there on npu, and nothing waits for it: leave out the mode in --compilation-config."
+
+
+def _batch_invariance(vllm_config: VllmConfig) -> Iterator[str]:
+    """Refuse what runs, in part, through torch's own products and sums: their order depends on the batch."""
+    if not hasattr(torch.ops.npu_ops, "_set_batch_invariant"):
+        yield "VLLM_BATCH_INVARIANT needs the kernels of npu-ops: pip install npu-ops, or unset it."
+    model = vllm_config.model_config
+    not_covered = {
+        "sums over more than two tensor-parallel ranks": vllm_config.parallel_config.tensor_parallel_size > _SUM_OF_TWO
+    }
+    if model is not None:
+        not_covered |= {
+            "models with multi-head latent attention": model.use_mla,
+            "the encoders of multimodal models": model.is_multimodal_model or model.is_encoder_decoder,
+            "pooling models": model.runner_type == "pooling",
+            "models with states": model.is_hybrid or model.is_attention_free,
+            "quantised experts": model.is_moe and model.quantization is not None,
+        }
+    for what, asked in not_covered.items():
+        if asked:
+            yield f"Batch-invariant mode does not cover {what} on npu: unset VLLM_BATCH_INVARIANT."

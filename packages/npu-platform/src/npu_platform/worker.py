@@ -49,9 +49,14 @@ class NPUWorker(Worker):
         torch.accelerator.set_device_index(self.device)
         torch.npu.set_num_threads(self._num_threads())
         current_platform.check_if_supports_dtype(self.model_config.dtype)
-        init_worker_distributed_environment(
-            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, current_platform.dist_backend
-        )
+        with compat.without_triton_batch_invariance():
+            init_worker_distributed_environment(
+                self.vllm_config,
+                self.rank,
+                self.distributed_init_method,
+                self.local_rank,
+                current_platform.dist_backend,
+            )
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()

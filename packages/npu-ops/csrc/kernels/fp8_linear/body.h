@@ -4,6 +4,7 @@
 // take products along the weight rows; more rows share a panel of weights in the cache.
 #pragma once
 
+#include "dispatch/batch_invariance.h"
 #include "kernels/fp8_linear/fp8_linear.h"
 #include "vector/gemm.h"
 #include "vector/parts.h"
@@ -64,7 +65,7 @@ NPU_INLINE void store_row(const Fp8LinearParams& p, const float* sums, int64_t m
 template <class T, int M>
 __attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end) {
   constexpr int R = M == 1 ? 8 : 4;
-  const int64_t depth = M == 1 ? greater(1, p.k) : kRowDepth;
+  const int64_t depth = M == 1 && !batch_invariant() ? greater(1, p.k) : kRowDepth;
   float sums[M][kRowGroup] = {};
   for (int64_t k = 0; k < p.k; k += depth) {
     const int64_t left = lesser(depth, p.k - k);
@@ -238,6 +239,7 @@ inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
     part.x = static_cast<const T*>(p.x) + first * p.ldx;
     part.out = static_cast<T*>(p.out) + first * p.ldo;
     part.m = count;
+    if (batch_invariant()) return few_rows<T>(part, parallel);
     if (!p.x_group) return many_rows<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
     const float* x = floats_of<T>(part, p.k, parallel);
     many_rows<T>(part, x, p.k, parallel);

@@ -44,12 +44,13 @@ struct FusedExpertsParams : ExpertsParams {
   const void* w13;  // [experts, rows of gate and up, hidden]
   const void* w2;   // [experts, hidden, width]
   void* activated;  // workspace: [tokens * top_k, width]
-  float* packed;    // workspace: packed_rows(...) * (hidden or width, rounded up to 64)
+  float* packed;    // workspace: packed_rows(...) * (hidden or width, rounded up to 64, and 64)
   int32_t* lists;   // workspace: list_length(...)
   int64_t stride_w13, stride_w2, expert_stride_w13, expert_stride_w2;
+  int64_t few;  // tokens of an expert up to which they are multiplied along the weight rows as stored, each read once from memory
 };
 
-// Up to here an expert's rows of x are multiplied along the weight rows as stored, each read once from memory.
+// The most for `few` with which that is the faster way.
 constexpr int64_t kFewTokens = 12;
 
 NPU_KERNEL(select_experts, SelectExpertsParams)

@@ -30,7 +30,7 @@ inline int64_t local_expert(const ExpertsParams& p, int64_t pair) {
 }
 
 // A stable counting sort.
-inline Routing sort_by_expert(const ExpertsParams& p, int32_t* lists) {
+inline Routing sort_by_expert(const ExpertsParams& p, int32_t* lists, int64_t few_tokens = kFewTokens) {
   static_assert(sizeof(ExpertSlice) == 5 * sizeof(int32_t));
   Routing r{reinterpret_cast<ExpertSlice*>(lists), lists + 5 * p.experts, 0, 0, 0};
   int32_t* next = r.order + p.tokens * p.top_k;
@@ -43,7 +43,7 @@ inline Routing sort_by_expert(const ExpertsParams& p, int32_t* lists) {
     const int32_t count = next[e];
     next[e] = static_cast<int32_t>(r.pairs);
     if (count == 0) continue;
-    const bool few = count <= kFewTokens;
+    const bool few = count <= few_tokens;
     r.slices[r.num_slices++] = {static_cast<int32_t>(e), next[e], count, few ? static_cast<int32_t>(r.packed_rows) : -1, 0};
     r.pairs += count;
     if (few) r.packed_rows += count;

@@ -174,12 +174,12 @@ inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t fir
           unpack_block(buffer(i, b), w, steps(b));
       }
     if (rows <= kDirectRows) continue;
-    const int64_t tiles = ceil_div(rows, kTileRows);
+    const int64_t tiles = ceil_div(p.m, kTileRows / D);  // the digits of a row stay together, or else their order would depend on p.m
     for (int64_t t = 0; t < tiles; ++t)
       for (int64_t i = 0; i < count; ++i)
         for (int64_t b = b0; b < b1; ++b) {
-          const int64_t row = t * rows / tiles;
-          tile<kTileRows>((t + 1) * rows / tiles - row, policy[i][b - b0], Unpacked{buffer(i, b)}, d.values + b * d.block, d.ld, row, steps(b));
+          const int64_t row = t * p.m / tiles * D;
+          tile<kTileRows>((t + 1) * p.m / tiles * D - row, policy[i][b - b0], Unpacked{buffer(i, b)}, d.values + b * d.block, d.ld, row, steps(b));
         }
   }
   for (int64_t i = 0; i < count; ++i) {

@@ -94,6 +94,11 @@ class NPUPagedBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Say that npu-ops' kernel has a mode for it; `features` refuses it without npu-ops."""
+        return True
+
+    @classmethod
     def supports_non_causal(cls) -> bool:
         """Say that bidirectional attention over the cache runs here."""
         return True

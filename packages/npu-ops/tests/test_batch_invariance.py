@@ -1,0 +1,191 @@
+"""In batch-invariant mode row i of a batch has, bit for bit, what it has alone; without the mode these rows differ."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import npu_ops
+from npu_ops import panels
+from npu_ops.config import OpsConfig
+from npu_ops.errors import ConfigError
+
+ROWS = (2, 3, 5, 13, 19, 40)  # around every number of rows at which some kernel changes its way
+
+
+@pytest.fixture(autouse=True)
+def mode():
+    npu_ops.native.set_batch_invariant(on=True)
+    yield
+    npu_ops.native.set_batch_invariant(on=False)
+
+
+def check(op, rows, ways=ROWS):
+    """op(rows [n, ...]) gives the first n's results whatever n, and each row's own."""
+    whole = op(rows)
+    for n in ways:
+        assert torch.equal(op(rows[:n]), whole[:n]), n
+    for i in (0, 7, len(rows) - 1):
+        assert torch.equal(op(rows[i : i + 1]), whole[i : i + 1]), i
+
+
+def test_the_environment_chooses_the_mode(monkeypatch):
+    assert npu_ops.native.batch_invariant()
+    for value, meaning in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+        assert OpsConfig.from_environment().batch_invariant is meaning
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "yes")
+    with pytest.raises(ConfigError, match="must be 0 or 1, got 'yes'"):
+        OpsConfig.from_environment()
+
+
+@pytest.mark.parametrize(("n", "k"), [(70, 100), (37, 1500), (16, 2048)])
+def test_linear(ops, isa, dtype, n, k):
+    x, weight, bias = torch.randn(41, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+    check(lambda rows: ops.linear(rows, weight, bias), x)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(ops.linear(x, weight, bias).double(), expected, rtol=2e-2, atol=2e-2 * math.sqrt(k) / 8)
+
+
+def test_the_mode_is_needed(ops):
+    """Or else nobody would want it off."""
+    npu_ops.native.set_batch_invariant(on=False)
+    x, weight = torch.randn(40, 1500), torch.randn(64, 1500)
+    assert not torch.equal(ops.linear(x, weight, None)[:1], ops.linear(x[:1], weight, None))
+
+
+def test_long_batches_in_parts(ops):
+    x, weight = torch.randn(2100, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    check(lambda rows: ops.linear(rows, weight, None), x, (1000, 1025))
+
+
+@pytest.mark.parametrize("block", [(None, None), (1, None), (32, 64)])
+@pytest.mark.parametrize("group", [0, 128])
+def test_fp8_linear(ops, isa, dtype, block, group):
+    n, k = 48, 1400
+    rows, columns = (size or whole for size, whole in zip(block, (n, k), strict=True))
+    weight, scale = torch.randn(n, k).to(torch.float8_e4m3fn), torch.rand(-(-n // rows), -(-k // columns))
+    check(lambda x: ops.fp8_linear(x, weight, scale, None, None, group, rows, columns), torch.randn(41, k).to(dtype))
+
+
+def test_integer_weights(ops, isa, dtype):
+    n, k, group = 64, 704, 64
+    q, scales = torch.randint(0, 16, (n, k)), panels.pack_groups((torch.rand(n, k // group) * 0.01).to(dtype))
+    zeros = panels.pack_groups(torch.randint(0, 16, (n, k // group)).to(torch.int8))
+    weight = panels.pack(q, 4)
+    check(
+        lambda x: ops.weight_only_linear(x, weight, scales, zeros, None, None, n, group), torch.randn(41, k).to(dtype)
+    )
+    w = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    weight, sums, scale = panels.pack(w, 8), w.int().sum(-1).int(), torch.rand(n)
+
+    def int8(x):
+        codes, x_scale, zero = ops.dynamic_int8_quant(x, False)
+        return ops.int8_linear(codes, x_scale, zero, weight, scale, sums, None, n, dtype)
+
+    check(int8, torch.randn(41, k).to(dtype))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts(ops, isa, dtype, bias):
+    """All tokens choose among three experts, so that one has up to forty of them and alone has one."""
+    hidden, width, experts, top_k = 1030, 50, 3, 2
+    x = torch.randn(41, hidden).to(dtype)
+    w13, w2 = (torch.randn(experts, n, k).to(dtype) / 32 for n, k in ((2 * width, hidden), (hidden, width)))
+    biases = [torch.randn(experts, n).to(dtype) if bias else None for n in (2 * width, hidden)]
+    router = torch.randn(experts, hidden).to(dtype)
+
+    def layer(x):
+        logits = ops.linear(x, router, None)
+        weights, ids = ops.select_experts(logits, top_k, "softmax", True, 1.0, None, 0, 0)
+        plain = (None, "silu", False, 1.0, 0.0, math.inf, False)
+        return ops.fused_experts(x, w13, w2, weights, ids, *biases, *plain)
+
+    check(layer, x)
+
+
+def test_lora(ops, isa, dtype):
+    hidden, rank, columns = 1100, 16, [64, 33]
+    a = [torch.randn(2, 1, rank, hidden).to(dtype) / 32 for _ in columns]
+    b = [torch.randn(2, 1, n, rank).to(dtype) for n in columns]
+    indices = torch.arange(41) % 3 - 1
+
+    def layer(rows):
+        x, of = rows[:, 1:], indices[rows[:, 0].long()]
+        product, y = torch.empty(2, len(x), rank), torch.zeros(len(x), sum(columns), dtype=dtype)
+        ops.lora_shrink(product, x, a, of, 0.5)
+        ops.lora_expand(y, product, b, of, columns, 0, True)
+        return y
+
+    numbered = torch.cat((torch.arange(41)[:, None], torch.randn(41, hidden)), 1).to(dtype)
+    check(layer, numbered)
+
+
+class Cache:
+    """One request's keys and values in blocks, beside those of others."""
+
+    def __init__(self, dtype, length, heads, size, code=None):
+        self.heads, self.size, self.length, self.dtype, self.code = heads, size, length, dtype, code
+        blocks = -(-length // 16)
+        self.kv = torch.randn(2 * blocks, heads[1], 16, 2 * size).to(dtype)
+        self.scales = ()
+        if code is not None:
+            self.kv = (torch.randn_like(self.kv, dtype=torch.float32) * 9).to(code)
+            self.scales = tuple(torch.rand(2 * blocks, heads[1], 16) * 0.1 for _ in range(2))
+        self.tables = torch.randperm(2 * blocks).view(2, blocks).int()
+        self.query = torch.randn(length, heads[0], size).to(dtype)
+
+    def attend(self, spans, options):
+        """Queries [from, to) of the request as the given steps, the last beside another request's."""
+        ops, size, parts = torch.ops.npu_ops, self.size, []
+        for number, (start, end) in enumerate(spans):
+            company = number == len(spans) - 1
+            query = torch.cat((self.query[start:end], self.query[:30])) if company else self.query[start:end]
+            starts = [0, end - start, end - start + 30] if company else [0, end - start]
+            tables, lengths = (self.tables, [end, 30]) if company else (self.tables[:1], [end])
+            out = torch.empty_like(query)
+            cache = (self.kv[..., :size], self.kv[..., size:], *self.scales)
+            op = ops.paged_attention if self.code is None else ops.paged_attention_quantized
+            op(out, query, *cache, tables, torch.tensor(starts).int(), torch.tensor(lengths).int(), *options)
+            parts.append(out[: end - start])
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1), (40, 2)])
+@pytest.mark.parametrize("window", [-1, 50])
+@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
+def test_attention_however_a_prompt_is_cut(isa, dtype, heads, window, code):
+    """At once, in chunks that end anywhere, and token by token at its end, as after a hit in the prefix cache."""
+    length = 150 if isa == "scalar" else 333
+    cache = Cache(dtype, length, heads, 72, code)
+    options = (0.1, True, window, -1, 0.0, None, torch.randn(heads[0]))
+    whole = cache.attend([(0, length)], options)
+    assert not whole.isnan().any()
+    chunks = [(0, 1), (1, 70), (70, 71), (71, length - 3), *((i, i + 1) for i in range(length - 3, length))]
+    assert torch.equal(cache.attend(chunks, options), whole)
+
+
+def test_attention_without_a_cache(ops, isa, dtype):
+    query, key, value = (torch.randn(80, 2, 40).to(dtype) for _ in range(3))
+    options = (0.2, False, -1, -1, 0.0, None, None)
+
+    def attend(lengths):
+        out = torch.empty_like(query[: sum(lengths)])
+        rows = (t[: sum(lengths)] for t in (query, key, value))
+        ops.varlen_attention(out, *rows, torch.tensor([0, *lengths]).cumsum(0).int(), *options)
+        return out
+
+    assert torch.equal(attend([9, 71])[:9], attend([9]))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul", "top_k_top_p"])
+def test_what_goes_row_by_row(ops, isa, name):
+    x, weight = torch.randn(41, 20_000), torch.ones(20_000)
+    calls = {
+        "rms_norm": lambda rows: ops.rms_norm(rows, weight, 1e-6),
+        "silu_and_mul": ops.silu_and_mul,
+        "top_k_top_p": lambda rows: (y := rows.clone(), ops.top_k_top_p(y, None, torch.full((len(y),), 0.9)))[0],
+    }
+    check(calls[name], x)
