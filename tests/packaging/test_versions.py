@@ -27,6 +27,7 @@ REQUIREMENTS = {
 EXTRAS = {
     "npu-platform": {
         "vllm": {VLLM},
+        "vision": {"torchvision<0.29,>=0.28"},
         "ops": {f"npu-ops=={VERSION}"},
         "kvconnector": {f"npu-kvconnector=={VERSION}"},
         "statlogger": {f"npu-statlogger=={VERSION}"},
