@@ -100,15 +100,19 @@ def test_checkpoint(name: str, tmp_path: Path) -> None:
     run = run_engine(tmp_path / "run", checkpoint, [{"prompts": prompts, "sampling": sampling}], **ENGINE | settings)
     assert run.platform == "npu"
     exact, rounded = (load(checkpoint / "exact", dtype) for dtype in (torch.float32, torch.bfloat16))
-    ours, theirs, wrong, steps = [], [], 0, torch.arange(NEW)
+    ours, theirs, lost, steps = [], [], [], torch.arange(NEW)
     for prompt, output in zip(prompts, run.rounds[0], strict=True):
         tokens = torch.tensor(output["tokens"])
         truth = next_token_logprobs(exact, prompt, output["tokens"])
         noise = next_token_logprobs(rounded, prompt, output["tokens"])
         ours.append(torch.tensor(output["logprobs"]) - truth[steps, tokens])
         theirs.append(noise[steps, tokens] - truth[steps, tokens])
-        wrong += int((truth.argmax(-1) != tokens).sum())
+        lost.append(truth.max(-1).values - truth[steps, tokens])
     our_error, their_error = (torch.cat(errors).square().mean().sqrt().item() for errors in (ours, theirs))
-    print(f"{name}: rms {our_error:.4f}, transformers in bfloat16 {their_error:.4f}, {wrong} tokens differ")
+    worst = torch.cat(lost).max().item()
+    print(
+        f"{name}: rms {our_error:.4f}, transformers in bfloat16 {their_error:.4f}, at most {worst:.4f} below the best token"
+    )
     assert our_error <= factor * their_error, f"rms error {our_error:.4f}, transformers in bfloat16 {their_error:.4f}"
-    assert wrong <= 0.05 * factor * NEW * len(prompts), f"{wrong} tokens are not the exact model's"
+    # Another token than the exact model's is right only where both are as good: two errors apart, each of three rms.
+    assert worst <= 6 * our_error, f"a token {worst:.4f} below the exact model's was chosen; rms error {our_error:.4f}"
