@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include "npu_launch.h"
 
@@ -31,28 +30,6 @@ struct Closure {
   alignas(16) unsigned char params[1];  // as many as the kernel's parameters need
 };
 
-constexpr size_t kClosureBytes = 512;  // of any closure at least, so that a later one fits into its memory
-
-// The memory of this thread's last closure that no graph has kept: a small launch would spend a fifth of its time in malloc.
-struct Spare {
-  void* memory = nullptr;
-  ~Spare() { std::free(memory); }
-};
-thread_local Spare spare;
-
-void* closure_memory(size_t bytes) {
-  if (bytes <= kClosureBytes && spare.memory) return std::exchange(spare.memory, nullptr);
-  void* memory = std::malloc(bytes < kClosureBytes ? kClosureBytes : bytes);
-  if (!memory) throw std::bad_alloc();
-  return memory;
-}
-
-// Called by the device, in whatever thread, when nothing will run the closure again.
-void destroy_closure(void* closure) {
-  if (spare.memory) return std::free(closure);
-  spare.memory = closure;
-}
-
 void run_closure(void* closure) {
   Closure* c = static_cast<Closure*>(closure);
   c->run(c->params, device_threads);
@@ -68,10 +45,11 @@ const Parallel& cpu_threads() {
 void launch_bytes(const Tensor& on, const char* name, void (*run)(const void*, const Parallel&), const void* params, size_t bytes) {
   if (on.is_cpu()) return run(params, cpu_threads());
   NPU_CHECK(device_table, name, " was called on npu tensors, but the device has no launch table: import npu_ops after the device.");
-  Closure* closure = static_cast<Closure*>(closure_memory(sizeof(Closure) + bytes));
+  Closure* closure = static_cast<Closure*>(std::malloc(sizeof(Closure) + bytes));
+  if (!closure) throw std::bad_alloc();
   closure->run = run;
   std::memcpy(closure->params, params, bytes);
-  const int code = device_table->launch(on.get_device_index(), name, run_closure, closure, destroy_closure);
+  const int code = device_table->launch(on.get_device_index(), name, run_closure, closure, std::free);
   NPU_CHECK(code == 0, name, " failed on the device: ", device_table->last_error());
 }
 
