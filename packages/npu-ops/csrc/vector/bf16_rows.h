@@ -2,7 +2,7 @@
 // memory instead costs half the speed.
 #pragma once
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(NPU_AVX512)
 
 #include "vector/vec.h"
 

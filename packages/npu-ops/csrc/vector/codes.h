@@ -12,7 +12,7 @@ struct fp8 {  // e4m3, torch's float8_e4m3fn
 namespace {
 
 // The bits of e4m3 as those of a float, 2^-120 of the value: subnormal codes become subnormal floats. NaN counts as 480.
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
 NPU_INLINE U widen_codes(const fp8* p) {
   return (U)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }

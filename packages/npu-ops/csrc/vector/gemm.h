@@ -8,7 +8,7 @@ namespace npu_ops {
 namespace {
 
 // ---- C[m, 2W] = (or +=) A[m, k] * B[k, 2W]; A row-major in float, B a packed panel ----
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
 constexpr int kRows = 12;  // 24 accumulators of 32 registers
 #elif defined(__AVX2__)
 constexpr int kRows = 6;  // 12 of 16
@@ -131,7 +131,7 @@ struct RowDot {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(NPU_AVX512_BF16)
 template <>
 struct RowDot<bf16> {
   using Packed = bf16;
@@ -205,7 +205,7 @@ template <class T, int R, int M>
 NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx, int64_t k, int64_t ahead) {
   constexpr int S = RowDot<T>::kStep;
   int64_t j = 0;
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(NPU_AVX512)
   if constexpr (__is_same(T, bf16) && R == 4 && M == 3)
     if (k >= S) {
       j = k / S * S;
@@ -228,7 +228,7 @@ NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename 
 
 // out[0..4) = the sums of four vectors
 NPU_INLINE void store_sums(float* out, F a, F b, F c, F d) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   const auto half = [](F x) { return _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1)); };
   __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(half(a), half(b)), _mm256_hadd_ps(half(c), half(d)));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));

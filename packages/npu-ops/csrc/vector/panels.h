@@ -18,7 +18,7 @@ constexpr int kStep = 2 * kPairs;     // elements of k a step
 
 // For each lane a[0] * b[0] + a[1] * b[1] of its two 16-bit halves.
 NPU_INLINE I pair_products(I a, I b) {
-#if defined(__AVX512BW__)
+#if defined(NPU_AVX512)
   return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
   return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
@@ -30,7 +30,7 @@ NPU_INLINE I pair_products(I a, I b) {
 
 // The pairs of x that the lanes of a step meet.
 NPU_INLINE I pairs_of(const int16_t* x) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   int64_t two;
   memcpy(&two, x, sizeof two);
   return (I)_mm512_permutexvar_epi32(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_set1_epi64(two));
@@ -45,7 +45,7 @@ NPU_INLINE I pairs_of(const int16_t* x) {
 
 // Eight values, for the lanes of the first pair and for those of the second.
 NPU_INLINE F both_pairs(const float* p) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (F)_mm512_broadcast_f32x8(_mm256_loadu_ps(p));
 #else
   return load(p);
@@ -53,7 +53,7 @@ NPU_INLINE F both_pairs(const float* p) {
 }
 // Eight values for the lanes of the first pair, zero for the others.
 NPU_INLINE I first_pair(const int8_t* p) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (I)_mm512_zextsi256_si512(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
   return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -66,7 +66,7 @@ NPU_INLINE I first_pair(const int8_t* p) {
 
 // ---- between floats, integers of 32 bits and their low halves ----
 NPU_INLINE F to_floats(I v) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (F)_mm512_cvtepi32_ps((__m512i)v);
 #elif defined(__AVX2__)
   return (F)_mm256_cvtepi32_ps((__m256i)v);
@@ -75,7 +75,7 @@ NPU_INLINE F to_floats(I v) {
 #endif
 }
 NPU_INLINE I rounded(F x) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (I)_mm512_cvtps_epi32((__m512)x);
 #elif defined(__AVX2__)
   return (I)_mm256_cvtps_epi32((__m256)x);
@@ -130,7 +130,7 @@ struct Codes {
     Nibbles{data}.fetch(v, step, first);
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {  // the upper bytes are 0, and stay so
-#if defined(__AVX512BW__)
+#if defined(NPU_AVX512)
       v[j] = (I)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), (__m512i)v[j]);
 #elif defined(__AVX2__)
       v[j] = (I)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), (__m256i)v[j]);
@@ -150,7 +150,7 @@ struct Bytes {
     const uint8_t* p = data + (kPairs == 2 ? step * kUnit : step / 2 * kUnit + step % 2 * 16) + first * 32;
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
-#if defined(__AVX512BW__)
+#if defined(NPU_AVX512)
       v[j] = (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + j * 32)));
 #elif defined(__AVX2__)
       v[j] = (I)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + j * 32)));
@@ -209,7 +209,7 @@ __attribute__((noinline)) void block_sums(const Policy& policy, const Source& w,
 }
 
 // Registers hold the sums of kTileRows rows by kTileVectors vectors; of two rows by all vectors.
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
 constexpr int kTileRows = 6, kTileVectors = 4;
 #elif defined(__AVX2__)
 constexpr int kTileRows = 5, kTileVectors = 2;

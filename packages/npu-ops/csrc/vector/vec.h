@@ -22,7 +22,7 @@ struct fp16 {
 
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
 constexpr int W = 16;
 #else
 constexpr int W = 8;
@@ -53,7 +53,7 @@ NPU_INLINE V load_raw(const T* p) {
 
 // ---- conversions to float; GCC 12 makes poor code of its own vector conversions ----
 NPU_INLINE U widen(U16 h) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (U)_mm512_cvtepu16_epi32((__m256i)h);
 #elif defined(__AVX2__)
   return (U)_mm256_cvtepu16_epi32((__m128i)h);
@@ -63,7 +63,7 @@ NPU_INLINE U widen(U16 h) {
 }
 // values below 2^16
 NPU_INLINE U16 narrow(U u) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (U16)_mm512_cvtepi32_epi16((__m512i)u);
 #elif defined(__AVX2__)
   return (U16)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)u), _mm256_extracti128_si256((__m256i)u, 1));
@@ -75,7 +75,7 @@ NPU_INLINE U16 narrow(U u) {
 NPU_INLINE F widen_bf16(U16 h) { return from_bits(widen(h) << 16); }
 
 NPU_INLINE F widen_fp16(U16 h) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (F)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
   return (F)_mm256_cvtph_ps((__m128i)h);
@@ -101,7 +101,7 @@ NPU_INLINE U rounded_bf16(F x) {
 }
 
 NPU_INLINE U16 narrow_bf16(F x) {
-#if defined(__AVX512BF16__)
+#if defined(NPU_AVX512_BF16)
   return (U16)_mm512_cvtneps_pbh((__m512)x);
 #else
   return narrow(rounded_bf16(x) >> 16);
@@ -109,7 +109,7 @@ NPU_INLINE U16 narrow_bf16(F x) {
 }
 
 NPU_INLINE U16 narrow_fp16(F x) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (U16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__F16C__)
   return (U16)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -192,9 +192,9 @@ NPU_INLINE void store_pair(T* p, Pair x) {
   store(p + W, x.b);
 }
 NPU_INLINE void store_pair(bf16* p, Pair x) {
-#if defined(__AVX512BF16__)
+#if defined(NPU_AVX512)
   const U u = (U)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)(rounded_bf16(x.a) >> 16), (__m512i)rounded_bf16(x.b));
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__) && !defined(NPU_AVX512)
   const U u = (U)_mm256_blend_epi16((__m256i)(rounded_bf16(x.a) >> 16), (__m256i)rounded_bf16(x.b), 0xaa);
 #else
   const U u = (rounded_bf16(x.a) >> 16) | (rounded_bf16(x.b) & 0xffff0000u);
@@ -223,7 +223,7 @@ NPU_INLINE float to_float(T x) {
 NPU_INLINE float to_float(float x) { return x; }
 
 NPU_INLINE F vmax(F a, F b) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (F)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (F)_mm256_max_ps((__m256)a, (__m256)b);
@@ -232,7 +232,7 @@ NPU_INLINE F vmax(F a, F b) {
 #endif
 }
 NPU_INLINE F vmin(F a, F b) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return (F)_mm512_min_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
   return (F)_mm256_min_ps((__m256)a, (__m256)b);
@@ -242,7 +242,7 @@ NPU_INLINE F vmin(F a, F b) {
 }
 
 NPU_INLINE float sum(F x) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return _mm512_reduce_add_ps((__m512)x);
 #elif defined(__AVX2__)
   __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
@@ -255,7 +255,7 @@ NPU_INLINE float sum(F x) {
 #endif
 }
 NPU_INLINE float highest(F x) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   return _mm512_reduce_max_ps((__m512)x);
 #elif defined(__AVX2__)
   __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
@@ -364,7 +364,7 @@ NPU_INLINE void exchange_rows(F (&r)[W]) {
 }
 // r[i][j] <-> r[j][i]
 NPU_INLINE void transpose(F (&r)[W]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(NPU_AVX512)
   // unpacking is one instruction where an exchange of lanes takes two
   const auto low4 = [](F a, F b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); };
   const auto high4 = [](F a, F b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); };
@@ -386,7 +386,7 @@ NPU_INLINE void transpose(F (&r)[W]) {
   exchange_rows<1>(r);
   exchange_rows<2>(r);
   exchange_rows<4>(r);
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   exchange_rows<8>(r);
 #endif
 }

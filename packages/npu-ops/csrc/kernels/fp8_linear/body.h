@@ -18,7 +18,7 @@ struct e4m3 {
 
 // W weights, times 2^-8
 NPU_INLINE F load(const e4m3* p) {
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
   U16 h = (U16)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #elif defined(__AVX2__)
   U16 h = (U16)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -39,7 +39,7 @@ namespace {
 
 constexpr int64_t kAhead = 2048;        // bytes of each row that are fetched before they are used
 constexpr int kRowGroup = 16;  // weight rows a work item
-#if defined(__AVX512F__)
+#if defined(NPU_AVX512)
 constexpr int kBatch = 6;  // rows of x beside 4 weight rows
 #else
 constexpr int kBatch = 3;
