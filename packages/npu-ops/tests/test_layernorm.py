@@ -63,3 +63,24 @@ def test_fused_add_refuses_what_it_cannot_write_in_place(ops):
 def test_weight_of_another_width_is_refused(ops):
     with pytest.raises(RuntimeError, match="weight must be contiguous"):
         ops.rms_norm(torch.randn(4, 8), torch.randn(9), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1024), (5, 100), (3, 7, 17), (64, 1), (0, 32)])
+def test_layer_norm_equals_torch(ops, isa, device, dtype, close, shape):
+    x, w, b = (torch.randn(s).to(dtype) for s in (shape, shape[-1:], shape[-1:]))
+    wide = torch.nn.functional.layer_norm
+    y = ops.layer_norm(x.to(device), w.to(device), b.to(device), 1e-5, False)
+    close(y, wide(x.double(), shape[-1:], w.double(), b.double(), 1e-5), units=1.1, floor=1e-5)
+
+
+def test_layer_norm_with_less(ops, isa, close):
+    x, w, b = torch.randn(6, 80).bfloat16()[:, 8:72] + 100, torch.randn(64), torch.randn(64)
+    normed = torch.nn.functional.layer_norm(x.double(), (64,), None, None, 1e-6)
+    close(ops.layer_norm(x, None, None, 1e-6, False), normed)
+    close(ops.layer_norm(x, w, None, 1e-6, True), normed * (w.double() + 1))
+    close(ops.layer_norm(x, None, b, 1e-6, False), normed + b)
+
+
+def test_layer_norm_refuses_other_widths(ops):
+    with pytest.raises(RuntimeError, match="bias must be contiguous"):
+        ops.layer_norm(torch.randn(4, 8), torch.randn(8), torch.randn(9), 1e-6, False)

@@ -51,6 +51,10 @@ def test_norms_activations_and_rotations_equal_vllms_own():
         + """
 from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm
 from vllm.model_executor.layers.activation import SiluAndMul, GeluAndMul, NewGELU, FastGELU, QuickGELU, GELU
+from vllm.model_executor.layers.activation import FatreluAndMul, GeluAndMulSparse, MulAndSilu, SiluAndMulWithClamp
+from vllm.model_executor.layers.activation import SituAndMul, SwigluOAIAndMul, SwigluStepAndMul, XIELU
+from vllm.model_executor.layers.layernorm import LayerNorm
+from vllm.model_executor.models.nemotron import NemotronLayerNorm1P
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
@@ -68,6 +72,18 @@ with set_current_vllm_config(config), torch.inference_mode():
         assert type(layer).__module__ == "npu_ops.layers.activation"
         x = torch.randn(3, 32)
         near(layer(x), layer.forward_native(x))
+    gates = (FatreluAndMul(0.1), GeluAndMulSparse(0.9, "tanh"), MulAndSilu(), SiluAndMulWithClamp(0.8), SituAndMul(1.5, 2.0),
+             SiluAndMulWithClamp(0.9, 1.7, 1.0), SituAndMul(1.5), SwigluOAIAndMul(), SwigluStepAndMul(0.5), XIELU(dtype=torch.float32))
+    for layer in gates:
+        assert type(layer).__module__ == "npu_ops.layers.gates"
+        near(layer(x), layer.forward_native(x))
+    bare = LayerNorm(32, elementwise_affine=False)
+    for layer in (LayerNorm(32), LayerNorm(32, bias=False), bare, NemotronLayerNorm1P(32)):
+        assert type(layer).__module__ == "npu_ops.layers.layernorm"
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        near(layer(x), layer.forward_native(x))
+    near(layer(x, x + 1), layer.forward_native(x, x + 1))
     for neox in (True, False):
         rope = RotaryEmbedding(32, 16, 64, 10000, neox, torch.float32)
         assert type(rope).__module__ == "npu_ops.layers.rotary"
@@ -89,6 +105,8 @@ with set_current_vllm_config(config), torch.inference_mode():
     near(provider.impl_fn(x, w, 1e-6), ir.ops.rms_norm.impls["native"].impl_fn(x, w, 1e-6))
     fused = [ir.ops.fused_add_rms_norm.impls[n].impl_fn(x.clone(), x.clone(), w, 1e-6) for n in ("npu_ops", "native")]
     near(*fused)
+    sparse = [ir.ops.gelu_and_mul_sparse.impls[n].impl_fn(x, 1.3, "none") for n in ("npu_ops", "native")]
+    near(*sparse)
 print("equal")
 """
     )

@@ -1,4 +1,4 @@
-"""RMS norms (Zhang and Sennrich 2019, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * w."""
+"""Norms: RMS (Zhang and Sennrich 2019, arXiv 1910.07467), y = x / sqrt(mean(x^2) + eps) * w; layer (arXiv 1607.06450)."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ def fused_add_gemma_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: f
     total = x.float() + residual.float()
     residual.copy_(total)
     x.copy_(_normed(total, weight.float() + 1.0, eps, x.dtype))
+
+
+@define(
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool plus_one) -> Tensor", _empty_like_contiguous
+)
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, plus_one: bool) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension, in float32.
+
+    x: [..., H]; weight, bias: [H] of one dtype; plus_one: the weight is stored less one (Nemotron).
+    """
+    wide = None if weight is None else weight.float() + float(plus_one)
+    y = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], wide, None if bias is None else bias.float(), eps)
+    return y.to(x.dtype).contiguous()

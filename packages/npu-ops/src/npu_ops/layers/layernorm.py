@@ -1,11 +1,12 @@
-"""Gives vLLM's RMS norms the kernels: as out-of-tree classes, and as provider "npu_ops" of vLLM's IR ops."""
+"""Gives vLLM's norms the kernels: as out-of-tree classes, and as provider "npu_ops" of vLLM's IR ops."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from vllm import ir
-from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+from vllm.model_executor.models.nemotron import NemotronLayerNorm1P
 
 PROVIDER = "npu_ops"
 
@@ -44,6 +45,29 @@ class NpuGemmaRMSNorm(GemmaRMSNorm):
             return self.forward_native(x, residual)
         ops.fused_add_gemma_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
         return x, residual
+
+
+@LayerNorm.register_oot(name="LayerNorm")
+class NpuLayerNorm(LayerNorm):
+    """vLLM's own layer norm; models that use torch's run that."""
+
+    def forward_oot(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns x's shape and dtype, computed in float32."""
+        weight, bias = self.weight, self.bias
+        return ops.layer_norm(
+            x, None if weight is None else weight.data, None if bias is None else bias.data, self.eps, False
+        )
+
+
+@NemotronLayerNorm1P.register_oot(name="NemotronLayerNorm1P")
+class NpuNemotronLayerNorm1P(NemotronLayerNorm1P):
+    """Nemotron's layer norm: weight + 1."""
+
+    def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x: [..., H]; with a residual, the normed sum and the sum."""
+        total = x if residual is None else x + residual
+        y = ops.layer_norm(total, self.weight.data, self.bias.data, self.eps, True)
+        return y if residual is None else (y, total)
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:

@@ -1,0 +1,1 @@
+#include "kernels/centered_norm/centered_norm.inc"

@@ -1,0 +1,1 @@
+#include "kernels/gates/gates.inc"
