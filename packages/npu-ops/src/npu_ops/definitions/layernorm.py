@@ -1,4 +1,4 @@
-"""Norms: RMS (Zhang and Sennrich 2019, arXiv 1910.07467), y = x / sqrt(mean(x^2) + eps) * w; layer (arXiv 1607.06450)."""
+"""Norms: RMS (Zhang and Sennrich 2019, arXiv 1910.07467), y = x / sqrt(mean(x^2) + eps) * w; layer (1607.06450)."""
 
 from __future__ import annotations
 
