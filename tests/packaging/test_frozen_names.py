@@ -21,11 +21,11 @@ ENVIRONMENT = {
         "NPU_DEBUG",
         "NPU_HUGE_PAGES",
     },
-    "npu-ops": {"NPU_ISA"},
+    "npu-ops": {"NPU_ISA", "NPU_TUNE"},
     "npu-kvconnector": set(),
     "npu-statlogger": {"NPU_STATLOGGER_PATH", "NPU_STATLOGGER_INTERVAL"},
 }
-OF_VLLM = {"npu-ops": {"VLLM_BATCH_INVARIANT"}}
+OF_VLLM = {"npu-ops": {"VLLM_BATCH_INVARIANT", "VLLM_CACHE_ROOT"}}
 """Variables of vLLM that a package reads for itself."""
 NO_VARIABLES = {"NPU_PAGED", "NPU_MLA"}
 """Other names in capitals: an attention backend."""

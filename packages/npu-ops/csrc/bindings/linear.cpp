@@ -4,6 +4,8 @@
 
 #include "bindings/launch.h"
 #include "bindings/register.h"
+#include "dispatch/batch_invariance.h"
+#include "dispatch/linear_choices.h"
 
 namespace npu_ops {
 namespace {
@@ -12,6 +14,12 @@ Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<T
   std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from(weight), torch::stable::detail::from(bias)};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// As measured for the shape, or else by the tier's rule of thumb. Batch-invariant mode has one kernel.
+bool prefers_torch(const LinearParams& p) {
+  const Choice choice = batch_invariant() ? Choice::ours : linear_choice(p.dtype, p.n, p.k, p.m);
+  return choice == Choice::torchs || (choice == Choice::unknown && linear_prefers_torch_tiers.chosen()(p));
 }
 
 Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
@@ -29,7 +37,7 @@ Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
   if (rows.outer > 1) rows = rows_of(torch::stable::contiguous(x));
   LinearParams params{rows.tensor.data_ptr(), weight.data_ptr(), bias ? bias->data_ptr() : nullptr, nullptr, rows.inner, n, k,
                       rows.stride_inner, weight.stride(0), dtype_of(x, "x")};
-  if (linear_prefers_torch_tiers.chosen()(params)) return torch_linear(x, weight, bias);
+  if (prefers_torch(params)) return torch_linear(x, weight, bias);
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = n;
   Tensor out = empty(sizes, x);

@@ -6,9 +6,9 @@ point by which vLLM learns of them.
 
 from __future__ import annotations
 
-from npu_ops import definitions, native
+from npu_ops import choices, definitions, native
 
-__all__ = ["definitions", "native", "register"]
+__all__ = ["choices", "definitions", "native", "register"]
 
 native.load()
 

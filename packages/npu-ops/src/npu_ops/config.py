@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from npu_ops.errors import ConfigError
 
@@ -16,21 +17,32 @@ class OpsConfig:
 
     isa: the kernels' instruction set, one of ISAS; None: the best that the machine has (NPU_ISA).
     batch_invariant: a row's result has the same bits whatever shares its batch (vLLM's VLLM_BATCH_INVARIANT).
+    tune: linear layers are measured against torch's when a model is loaded (NPU_TUNE).
+    cache: directory of what was measured (vLLM's VLLM_CACHE_ROOT).
     """
 
     isa: str | None = None
     batch_invariant: bool = False
+    tune: bool = True
+    cache: Path = Path.home() / ".cache" / "vllm"
 
     @classmethod
     def from_environment(cls) -> OpsConfig:
-        """Read NPU_ISA and VLLM_BATCH_INVARIANT; raises ConfigError on what they cannot be."""
+        """Read the variables above; raises ConfigError on what they cannot be."""
         isa = os.environ.get("NPU_ISA") or None
         if isa is not None and isa not in ISAS:
             names = ", ".join(ISAS)
             msg = f"NPU_ISA must be one of {names}, got {isa!r}: correct it, or unset it for the best of the machine."
             raise ConfigError(msg)
-        invariant = os.environ.get("VLLM_BATCH_INVARIANT") or "0"
-        if invariant not in ("0", "1"):
-            msg = f"VLLM_BATCH_INVARIANT must be 0 or 1, got {invariant!r}: correct it, or unset it."
-            raise ConfigError(msg)
-        return cls(isa, invariant == "1")
+        invariant = _flag("VLLM_BATCH_INVARIANT", default="0")
+        tune = _flag("NPU_TUNE", default="1")
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls(isa, invariant, tune, Path(os.environ.get("VLLM_CACHE_ROOT") or caches / "vllm").expanduser())
+
+
+def _flag(name: str, default: str) -> bool:
+    value = os.environ.get(name) or default
+    if value not in ("0", "1"):
+        msg = f"{name} must be 0 or 1, got {value!r}: correct it, or unset it."
+        raise ConfigError(msg)
+    return value == "1"

@@ -14,7 +14,7 @@ from npu_platform import implementations
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Device", "Op", "devices", "ops", "registered_ops", "run"]
+__all__ = ["Device", "LinearChoices", "Op", "devices", "linear_choices", "ops", "registered_ops", "run"]
 
 
 DEMO_MODEL = files("npu_platform.demo") / "model"
@@ -42,6 +42,14 @@ class Op:
     cpu: str
 
 
+@dataclass(frozen=True)
+class LinearChoices:
+    """File of the choices between npu-ops' linear and torch's, and how many it has: shapes by numbers of rows."""
+
+    path: str
+    entries: int
+
+
 def run(*, as_json: bool, model: str | None = None) -> int:
     """Print devices and ops, and for a model (empty: the demo's) what its layers run.
 
@@ -54,9 +62,11 @@ def run(*, as_json: bool, model: str | None = None) -> int:
         print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
         return 1
     known = ops()
+    measured = linear_choices()
     if as_json:
         shown: dict[str, Any] = {"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}
         shown |= {} if layers is None else {"layers": [asdict(kind) for kind in layers]}
+        shown |= {} if measured is None else {"linear_choices": asdict(measured)}
         print(json.dumps(shown, indent=2))
         return 0
     for line in implementations.text(layers or []):
@@ -68,6 +78,8 @@ def run(*, as_json: bool, model: str | None = None) -> int:
     width = max((len(op.name) for op in known), default=0)
     for op in known:
         print(f"{op.name:{width}}  npu: {op.npu}; cpu: {op.cpu}")
+    if measured is not None:
+        print(f"npu_ops::linear or torch's: {measured.entries} shapes and numbers of rows measured, in {measured.path}")
     return 0
 
 
@@ -101,6 +113,14 @@ def registered_ops() -> list[Op]:
         name for name in torch._C._dispatch_get_all_op_names() if name.startswith("npu_ops::") and "::_" not in name
     )
     return [Op(name, _implementation(name, "PrivateUse1"), _implementation(name, "CPU")) for name in names]
+
+
+def linear_choices() -> LinearChoices | None:
+    """Return where npu-ops keeps its choices of linear layers, and how many; None without npu-ops."""
+    import torch
+
+    op = getattr(torch.ops.npu_ops, "_linear_choices", None)
+    return None if op is None else LinearChoices(*op())
 
 
 def _implementation(op: str, key: str) -> str:

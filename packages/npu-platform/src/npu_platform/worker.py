@@ -20,6 +20,7 @@ from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
+from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import CompilationTimes
@@ -72,6 +73,7 @@ class NPUWorker(Worker):
         """
         super().load_model(load_dummy_weights=load_dummy_weights)
         torch.set_num_threads(self._num_threads())
+        warm_up(self.model_runner.get_model(), self.scheduler_config.max_num_batched_tokens)
         logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

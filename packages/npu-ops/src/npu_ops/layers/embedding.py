@@ -12,13 +12,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from npu_ops.layers.linear import forget_weight, plain, plain_weight
+from npu_ops.layers.linear import forget_weight, plain, plain_weight, warm_up
 
 ops = torch.ops.npu_ops
 
 
 class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
     """UnquantizedEmbeddingMethod on the kernels; a tied head shares the embedding's memory."""
+
+    npu_warm_up = staticmethod(warm_up)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Forget the memory that the weight had while it was loaded."""

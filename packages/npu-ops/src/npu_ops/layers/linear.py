@@ -19,6 +19,8 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 
+from npu_ops import choices
+
 ops = torch.ops.npu_ops
 
 
@@ -43,8 +45,15 @@ def forget_weight(layer: nn.Module) -> None:
     layer.__dict__.pop("_npu_ops_weight", None)
 
 
+def warm_up(layers: list[nn.Module], rows: int) -> None:
+    """Measure our linear against torch's for these layers and up to `rows` rows; npu-platform's worker calls it."""
+    choices.measure([plain_weight(layer) for layer in layers], rows)
+
+
 class NpuLinearMethod(UnquantizedLinearMethod):
     """UnquantizedLinearMethod on the kernel; weights stay as the checkpoint stores them, so a reload needs nothing."""
+
+    npu_warm_up = staticmethod(warm_up)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Forget the memory that the weight had while it was loaded."""
