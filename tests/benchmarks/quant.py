@@ -130,8 +130,7 @@ def int8(n: int, k: int) -> Layer:
     """Weights and activations of 8 bits, by channel and token."""
 
     def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        q, x_scale, _ = ops.dynamic_int8_quant(x, True)
-        return ops.int8_linear(q, x_scale, None, w, s, None, None, n, x.dtype)
+        return ops.int8_linear_dynamic(x, True, w, s, None, None, n)
 
     return call, (panels.pack(torch.randint(-128, 128, (n, k), dtype=torch.int8), 8), torch.rand(n))
 

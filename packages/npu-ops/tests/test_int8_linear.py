@@ -98,6 +98,26 @@ def test_static_quantisation_saturates(ops, isa, device, dtype):
         assert q.max() == 127
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (2, 9, 130), (0, 8), (1030, 12)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_both_steps_at_once_are_the_two_steps(ops, isa, device, dtype, shape, symmetric):
+    n = 70
+    x, w = torch.randn(shape).to(dtype), torch.randint(-128, 128, (n, shape[-1]), dtype=torch.int8)
+    x = torch.cat([x, x], dim=-1)[..., : shape[-1]]  # rows further apart than they are long
+    weight, scale, sums = (t.to(device) for t in packed(w, torch.rand(n) * 0.01))
+    sums = None if symmetric else sums
+    x, bias = x.to(device), torch.randn(n).to(device, dtype)
+    q, x_scale, zero = ops.dynamic_int8_quant(x, symmetric)
+    expected = ops.int8_linear(q, x_scale, zero, weight, scale, sums, bias, n, dtype)
+    assert torch.equal(ops.int8_linear_dynamic(x, symmetric, weight, scale, sums, bias, n), expected)
+
+
+def test_zero_points_need_the_weights_sums(ops):
+    weight = torch.zeros(1, 3, 128, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="need weight_sum"):
+        ops.int8_linear_dynamic(torch.zeros(2, 9), False, weight, torch.ones(32), None, None, 32)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

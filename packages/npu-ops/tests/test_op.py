@@ -125,6 +125,15 @@ CASES = {
         20,
         torch.float32,
     ),
+    "int8_linear_dynamic": lambda: (
+        torch.randn(3, 16),
+        True,
+        torch.randint(0, 256, (1, 4, 128)).to(torch.uint8),
+        torch.rand(32) * 0.01,
+        None,
+        torch.randn(20),
+        20,
+    ),
     "fp8_linear": lambda: (
         torch.randn(3, 16),
         torch.randn(8, 16).to(torch.float8_e4m3fn).view(torch.uint8),  # torch compares no fp8

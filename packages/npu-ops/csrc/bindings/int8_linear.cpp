@@ -46,49 +46,72 @@ Tensor static_int8_quant(Tensor x, Tensor scale, std::optional<Tensor> zero) {
   return out;
 }
 
-Tensor int8_linear(Tensor x, Tensor x_scale, std::optional<Tensor> x_zero, Tensor weight, Tensor weight_scale,
-                   std::optional<Tensor> weight_sum, std::optional<Tensor> bias, int64_t out_features, ScalarType dtype) {
-  NPU_CHECK(x.scalar_type() == ScalarType::Char, "int8_linear: x must be int8; quantise it first.");
-  const Rows rows = flat_rows_of(x);
-  const int64_t n = out_features, k = rows.width, panels = (n + 31) / 32;
-  if (x_zero && x_zero->numel() == 0) x_zero.reset();
+// Weights of int8_linear and what goes with them; x's part is left empty.
+Int8LinearParams weights_of(const Tensor& x, const Rows& rows, const Tensor& weight, const Tensor& weight_scale,
+                            const std::optional<Tensor>& weight_sum, const std::optional<Tensor>& bias, int64_t n, Tensor& out) {
+  const int64_t k = rows.width, panels = (n + 31) / 32;
   NPU_CHECK(weight.dim() == 3 && weight.size(0) == panels && weight.size(1) == (k + 3) / 4 && weight.size(2) == 128 &&
                 weight.scalar_type() == ScalarType::Byte && weight.is_contiguous(),
             "int8_linear: weight must be contiguous uint8 [", panels, ", ", (k + 3) / 4, ", 128] for x of ", k,
             " elements; pack it with npu_ops.panels.");
-  NPU_CHECK(is_float(x_scale) && (x_scale.numel() == 1 || x_scale.numel() == rows.inner),
-            "int8_linear: x_scale must be contiguous float32 [1] or one for each of ", rows.inner, " rows.");
   NPU_CHECK(is_float(weight_scale) && weight_scale.numel() == panels * 32, "int8_linear: weight_scale must be contiguous float32 [", panels * 32,
             "], padded to whole panels.");
+  if (weight_sum)
+    NPU_CHECK(is_int32(*weight_sum) && weight_sum->is_contiguous() && weight_sum->numel() == panels * 32,
+              "int8_linear: weight_sum must be contiguous int32 [", panels * 32, "].");
+  if (bias)
+    NPU_CHECK(bias->dim() == 1 && bias->size(0) == n && bias->is_contiguous() && bias->scalar_type() == out.scalar_type(),
+              "int8_linear: bias must be contiguous [", n, "] of the result's dtype.");
+  check_same_device(x, weight, "weight");
+  Int8LinearParams params{};
+  params.w = static_cast<const uint8_t*>(weight.data_ptr());
+  params.w_scale = static_cast<const float*>(weight_scale.data_ptr());
+  params.w_sum = weight_sum ? static_cast<const int32_t*>(weight_sum->data_ptr()) : nullptr;
+  params.bias = bias ? bias->data_ptr() : nullptr;
+  params.out = out.data_ptr();
+  params.m = rows.inner, params.n = n, params.k = k, params.ldo = n;
+  params.dtype = dtype_of(out, "out");
+  return params;
+}
+
+Tensor result_of(const Tensor& x, int64_t n, ScalarType dtype) {
+  std::vector<int64_t> sizes = sizes_of(x);
+  sizes.back() = n;
+  return torch::stable::new_empty(x, sizes, dtype);
+}
+
+Tensor int8_linear(Tensor x, Tensor x_scale, std::optional<Tensor> x_zero, Tensor weight, Tensor weight_scale,
+                   std::optional<Tensor> weight_sum, std::optional<Tensor> bias, int64_t out_features, ScalarType dtype) {
+  NPU_CHECK(x.scalar_type() == ScalarType::Char, "int8_linear: x must be int8; quantise it first.");
+  const Rows rows = flat_rows_of(x);
+  if (x_zero && x_zero->numel() == 0) x_zero.reset();
+  NPU_CHECK(is_float(x_scale) && (x_scale.numel() == 1 || x_scale.numel() == rows.inner),
+            "int8_linear: x_scale must be contiguous float32 [1] or one for each of ", rows.inner, " rows.");
   if (x_zero) {
     NPU_CHECK(is_int32(*x_zero) && x_zero->is_contiguous() && x_zero->numel() == x_scale.numel(),
               "int8_linear: x_zero must be int32 in the shape of x_scale.");
-    NPU_CHECK(weight_sum && is_int32(*weight_sum) && weight_sum->is_contiguous() && weight_sum->numel() == panels * 32,
-              "int8_linear: x_zero needs weight_sum, contiguous int32 [", panels * 32, "].");
+    NPU_CHECK(weight_sum, "int8_linear: x_zero needs weight_sum.");
   }
-  if (bias)
-    NPU_CHECK(bias->dim() == 1 && bias->size(0) == n && bias->is_contiguous() && bias->scalar_type() == dtype,
-              "int8_linear: bias must be contiguous [", n, "] of the result's dtype.");
-  check_same_device(x, weight, "weight");
-  std::vector<int64_t> sizes = sizes_of(x);
-  sizes.back() = n;
-  Tensor out = torch::stable::new_empty(x, sizes, dtype);
-  const Int8LinearParams params{static_cast<const int8_t*>(rows.tensor.data_ptr()),
-                                static_cast<const float*>(x_scale.data_ptr()),
-                                x_zero ? static_cast<const int32_t*>(x_zero->data_ptr()) : nullptr,
-                                static_cast<const uint8_t*>(weight.data_ptr()),
-                                static_cast<const float*>(weight_scale.data_ptr()),
-                                x_zero ? static_cast<const int32_t*>(weight_sum->data_ptr()) : nullptr,
-                                bias ? bias->data_ptr() : nullptr,
-                                out.data_ptr(),
-                                rows.inner,
-                                n,
-                                k,
-                                rows.stride_inner,
-                                n,
-                                x_scale.numel() == 1 ? 0 : 1,
-                                dtype_of(out, "out")};
+  Tensor out = result_of(x, out_features, dtype);
+  Int8LinearParams params = weights_of(x, rows, weight, weight_scale, weight_sum, bias, out_features, out);
+  params.x = static_cast<const int8_t*>(rows.tensor.data_ptr());
+  params.x_scale = static_cast<const float*>(x_scale.data_ptr());
+  params.x_zero = x_zero ? static_cast<const int32_t*>(x_zero->data_ptr()) : nullptr;
+  params.ldx = rows.stride_inner;
+  params.x_scale_step = x_scale.numel() == 1 ? 0 : 1;
   launch<int8_linear_tiers>(x, "npu_ops::int8_linear", params);
+  return out;
+}
+
+Tensor int8_linear_dynamic(Tensor x, bool symmetric, Tensor weight, Tensor weight_scale, std::optional<Tensor> weight_sum,
+                           std::optional<Tensor> bias, int64_t out_features) {
+  dtype_of(x, "x");
+  NPU_CHECK(symmetric || weight_sum, "int8_linear_dynamic: activations with zero points need weight_sum.");
+  const Rows rows = flat_rows_of(x);
+  Tensor out = result_of(x, out_features, x.scalar_type());
+  const Int8DynamicLinearParams params{weights_of(x, rows, weight, weight_scale, weight_sum, bias, out_features, out), rows.tensor.data_ptr(),
+                                       rows.stride_inner, symmetric};
+  launch<int8_linear_dynamic_tiers>(x, "npu_ops::int8_linear_dynamic", params);
   return out;
 }
 
@@ -98,6 +121,7 @@ NPU_OPS(m) {
   m.impl("dynamic_int8_quant", TORCH_BOX(&dynamic_int8_quant));
   m.impl("static_int8_quant", TORCH_BOX(&static_int8_quant));
   m.impl("int8_linear", TORCH_BOX(&int8_linear));
+  m.impl("int8_linear_dynamic", TORCH_BOX(&int8_linear_dynamic));
 }
 
 }  // namespace npu_ops

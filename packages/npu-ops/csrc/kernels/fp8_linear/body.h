@@ -1,7 +1,8 @@
 // Body of the linear kernels with 8-bit floating weights, compiled once a tier.
 //
 // A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
-// take products along the weight rows; more rows share a panel of weights in the cache.
+// take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 the few rows' weights are moved to
+// where a float has its bits, which is a factor of 2^-120.
 #pragma once
 
 #include "dispatch/batch_invariance.h"
@@ -31,40 +32,77 @@ NPU_INLINE F load(const e4m3* p) {
 
 constexpr float kFactor = 256;
 
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+// Four weights share a lane: x is in the order of their places in it.
+template <>
+struct RowDot<e4m3> {
+  using Packed = float;
+  using Vector = F;
+  static constexpr int kStep = 4 * W, kParts = 4, kLanes = W;
+  template <int Part>
+  static NPU_INLINE Vector part(const e4m3* w) {
+    const U u = load_raw<U>(w);
+    return from_bits((U)((I)(Part < 3 ? u << (24 - 8 * Part) : u) >> 4) & 0x87f00000u);
+  }
+  static NPU_INLINE Vector packed(const Packed* x) { return load(x); }
+  static NPU_INLINE F mac(F acc, Vector w, Vector x) { return fma(w, x, acc); }
+};
+constexpr float kLiftOfFew = 0x1p56f, kFactorOfFew = 0x1p64f;  // the lift keeps products away from where floats end
+
+// kStep values of x, times `scale`
+NPU_INLINE void order_step(float* out, const float* x, F scale) {
+  F a = load(x), b = load(x + W), c = load(x + 2 * W), d = load(x + 3 * W);
+  deinterleave(a, b);
+  deinterleave(c, d);
+  deinterleave(a, c);
+  deinterleave(b, d);
+  store(out, a * scale);
+  store(out + W, b * scale);
+  store(out + 2 * W, c * scale);
+  store(out + 3 * W, d * scale);
+}
+#else
+constexpr float kLiftOfFew = 1, kFactorOfFew = kFactor;
+NPU_INLINE void order_step(float* out, const float* x, F scale) { store(out, load(x) * scale); }
+#endif
+
 }  // namespace
 }  // namespace npu_ops
 
 namespace npu_ops::NPU_TIER {
 namespace {
 
-constexpr int64_t kAhead = 2048;        // bytes of each row that are fetched before they are used
 constexpr int kRowGroup = 16;  // weight rows a work item
 #if defined(NPU_AVX512)
-constexpr int kBatch = 6;  // rows of x beside 4 weight rows
+constexpr int kBatch = 6;  // rows of x at a time
+#elif defined(__AVX2__)
+constexpr int kBatch = 4;
 #else
 constexpr int kBatch = 3;
 #endif
+// Weight rows at a time beside m rows of x.
+constexpr int beside(int m) { return m == 1 ? 8 : m == 4 && kBatch == 4 ? 2 : 4; }
 constexpr int64_t kFewRows = 12;      // up to here products along rows
 constexpr int64_t kRowDepth = 1024;   // elements of x's rows that a pass keeps in L1
 
 NPU_INLINE const float* scales_of(const Fp8LinearParams& p, int64_t n) { return p.scale + n / p.block_n * ceil_div(p.k, p.block_k); }
 
 template <class T>
-NPU_INLINE void store_row(const Fp8LinearParams& p, const float* sums, int64_t m, int64_t n, int64_t count) {
+NPU_INLINE void store_row(const Fp8LinearParams& p, const float* sums, int64_t m, int64_t n, int64_t count, float factor) {
   const T* bias = static_cast<const T*>(p.bias);
   T* out = static_cast<T*>(p.out) + m * p.ldo + n - p.first;
   float scale[kRowGroup * 4];
-  for (int64_t i = 0; i < count; ++i) scale[i] = kFactor * (p.block_k < p.k ? 1.f : *scales_of(p, n + i));
+  for (int64_t i = 0; i < count; ++i) scale[i] = factor * (p.block_k < p.k ? 1.f : *scales_of(p, n + i));
   for_vectors(count, [&](int64_t i, auto left) {
     F y = load_n(sums + i, left) * load_n(scale + i, left);
     store_n(out + i, bias ? y + load_n(bias + n + i, left) : y, left);
   });
 }
 
-// M rows of x, weight rows [n, end)
+// M rows of x, weight rows [n, end). `ahead`: rows further on that are fetched meanwhile; 0: none.
 template <class T, int M>
-__attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end) {
-  constexpr int R = M == 1 ? 8 : 4;
+__attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end, int64_t ahead) {
+  constexpr int R = beside(M);
   const int64_t depth = M == 1 && !batch_invariant() ? greater(1, p.k) : kRowDepth;
   float sums[M][kRowGroup] = {};
   for (int64_t k = 0; k < p.k; k += depth) {
@@ -75,7 +113,7 @@ __attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float*
       const e4m3* w[N];
       for (int i = 0; i < N; ++i) w[i] = reinterpret_cast<const e4m3*>(p.w) + (r + i) * p.ldw + k;
       F acc[N][M] = {};
-      row_dots<e4m3, N, M>(acc, w, x + m * ldx + k, ldx, left, kAhead);
+      row_dots<e4m3, N, M>(acc, w, x + m * ldx + k, ldx, left, ahead * p.ldw);
       for (int i = 0; i < N; ++i)
         for (int j = 0; j < M; ++j) sums[j][r - n + i] += sum(acc[i][j]);
     };
@@ -85,26 +123,24 @@ __attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float*
     for (; r + R <= end; r += R) some(Many{});
     for (; r < end; ++r) some(char{});
   }
-  for (int j = 0; j < M; ++j) store_row<T>(p, sums[j], m + j, n, end - n);
+  for (int j = 0; j < M; ++j) store_row<T>(p, sums[j], m + j, n, end - n, kFactorOfFew);
 }
 
 template <class T, int M>
-inline void batch_of(int64_t size, const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end) {
+inline void batch_of(int64_t size, const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t m, int64_t n, int64_t end, int64_t ahead) {
   if constexpr (M > 0) {
-    if (size == M) return batch_rows<T, M>(p, x, ldx, m, n, end);
-    batch_of<T, M - 1>(size, p, x, ldx, m, n, end);
+    if (size == M) return batch_rows<T, M>(p, x, ldx, m, n, end, ahead);
+    batch_of<T, M - 1>(size, p, x, ldx, m, n, end, ahead);
   }
 }
 
-// x times the scales of its blocks beside the weight rows from n on
-NPU_INLINE void scale_rows(const Fp8LinearParams& p, float* to, const float* x, int64_t ldx, int64_t n) {
+// x in the order of the products' steps, times the scales of its blocks beside the weight rows from n on
+NPU_INLINE void order_rows(const Fp8LinearParams& p, float* to, const float* x, int64_t ldx, int64_t n) {
+  const bool blocks = p.block_k < p.k;
   const float* scale = scales_of(p, n);
   for (int64_t m = 0; m < p.m; ++m)
-    for (int64_t k = 0; k < p.k; k += p.block_k)
-      for_vectors(lesser(p.block_k, p.k - k), [&](int64_t i, auto left) {
-        const int64_t at = m * ldx + k + i;
-        store_n(to + at, load_n(x + at, left) * set1(scale[k / p.block_k]), left);
-      });
+    for (int64_t k = 0; k < p.k; k += RowDot<e4m3>::kStep)
+      order_step(to + m * ldx + k, x + m * ldx + k, set1(kLiftOfFew * (blocks ? scale[k / p.block_k] : 1.f)));
 }
 
 // |x| up to 448 to the nearest e4m3 value
@@ -161,20 +197,17 @@ inline float* floats_of(const Fp8LinearParams& p, int64_t ldx, const Parallel& p
 template <class T>
 inline void few_columns(const Fp8LinearParams& p, const float* x, int64_t ldx, int64_t begin, int64_t end) {
   const int64_t batches = ceil_div(p.m, kBatch);
-  const float* rows = x;
-  float* scaled = p.block_k < p.k ? static_cast<float*>(thread_scratch(0, sizeof(float) * (p.m * ldx + 1))) : nullptr;
-  int64_t scaled_for = -1;
+  float* ordered = static_cast<float*>(thread_scratch(0, sizeof(float) * (p.m * ldx + 1)));
+  int64_t ordered_for = -1;
   for (int64_t g = begin; g < end; ++g) {
-    const int64_t n = g * kRowGroup;
-    if (scaled && n / p.block_n != scaled_for) {
-      memset(scaled, 0, sizeof(float) * p.m * ldx);
-      scale_rows(p, scaled, x, ldx, n);
-      rows = scaled;
-      scaled_for = n / p.block_n;
-    }
+    const int64_t n = g * kRowGroup, scales = p.block_k < p.k ? n / p.block_n : 0;
+    if (scales != ordered_for) order_rows(p, ordered, x, ldx, n);
+    ordered_for = scales;
     for (int64_t b = 0; b < batches; ++b) {
-      const int64_t from = b * p.m / batches;
-      batch_of<T, kBatch>((b + 1) * p.m / batches - from, p, rows, ldx, from, n, lesser(p.n, n + kRowGroup));
+      // the last pass over a group leaves the memory idle: it fetches what comes next
+      const int64_t from = b * p.m / batches, next = p.m == 1 ? beside(1) : kRowGroup;
+      const int64_t ahead = b == batches - 1 && n + 2 * kRowGroup <= p.n ? next : 0;
+      batch_of<T, kBatch>((b + 1) * p.m / batches - from, p, ordered, ldx, from, n, lesser(p.n, n + kRowGroup), ahead);
     }
   }
 }
@@ -221,7 +254,7 @@ inline void many_columns(const Fp8LinearParams& p, const X* x, int64_t ldx, int6
         panel_product(rows, c + m * kColumns + j, kColumns, a, kDepth, b + j * kDepth, depth, k > 0);
     }
   }
-  for (int64_t m = 0; m < p.m; ++m) store_row<T>(p, c + m * kColumns, m, n0, columns);
+  for (int64_t m = 0; m < p.m; ++m) store_row<T>(p, c + m * kColumns, m, n0, columns, kFactor);
 }
 
 template <class T, class X>

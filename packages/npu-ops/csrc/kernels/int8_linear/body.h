@@ -155,5 +155,16 @@ inline void quantize(const Int8QuantParams& p, const Parallel& parallel) {
   });
 }
 
+template <class T>
+inline void quantized_linear(const Int8DynamicLinearParams& d, const Parallel& parallel) {
+  Int8LinearParams p = d.linear;
+  int8_t* x = static_cast<int8_t*>(thread_scratch(kCallerSlots + 1, p.m * p.k));
+  float* scale = static_cast<float*>(thread_scratch(kCallerSlots + 2, sizeof(float) * p.m));
+  int32_t* zero = d.symmetric ? nullptr : static_cast<int32_t*>(thread_scratch(kCallerSlots + 3, sizeof(int32_t) * p.m));
+  quantize<T>({d.x, x, scale, zero, p.m, p.k, d.ldx, false, p.dtype}, parallel);
+  p.x = x, p.ldx = p.k, p.x_scale = scale, p.x_zero = zero, p.x_scale_step = 1;
+  int8_linear_of<T>(p, parallel);
+}
+
 }  // namespace
 }  // namespace npu_ops::NPU_TIER

@@ -30,7 +30,16 @@ struct Int8QuantParams {
   Dtype dtype;
 };
 
+// Both at once: each row of x by its own range. linear's x, x_scale and x_zero are not read.
+struct Int8DynamicLinearParams {
+  Int8LinearParams linear;
+  const void* x;  // [m, k], rows ldx elements apart
+  int64_t ldx;
+  bool symmetric;
+};
+
 NPU_KERNEL(int8_linear, Int8LinearParams)
+NPU_KERNEL(int8_linear_dynamic, Int8DynamicLinearParams)
 NPU_KERNEL(int8_quant, Int8QuantParams)
 
 }  // namespace npu_ops

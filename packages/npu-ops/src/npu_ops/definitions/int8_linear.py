@@ -91,3 +91,31 @@ def int8_linear(
         sums = sums - x_zero.view(-1, 1).double() * weight_sum[:out_features].double()
     y = sums.float() * (weight_scale[:out_features] * x_scale.view(-1, 1))
     return (y if bias is None else y + bias.float()).to(dtype).view(*x.shape[:-1], out_features)
+
+
+def _shape_of_dynamic(
+    x: Tensor, _symmetric: bool, _w: Tensor, _ws: Tensor, _sum: Tensor | None, _b: Tensor | None, n: int
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], n)
+
+
+@define(
+    "int8_linear_dynamic(Tensor x, bool symmetric, Tensor weight, Tensor weight_scale, Tensor? weight_sum, "
+    "Tensor? bias, int out_features) -> Tensor",
+    _shape_of_dynamic,
+)
+def int8_linear_dynamic(
+    x: Tensor,
+    symmetric: bool,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+) -> Tensor:
+    """int8_linear of dynamic_int8_quant of x [..., K], which never leaves the cache; returns x's dtype.
+
+    The other arguments are int8_linear's; weight_sum is read when not symmetric only.
+    """
+    q, scale, zero = dynamic_int8_quant.reference(x, symmetric)
+    return int8_linear.reference(q, scale, zero, weight, weight_scale, weight_sum, bias, out_features, x.dtype)

@@ -62,11 +62,10 @@ class NpuInt8LinearKernel(Int8ScaledMMLinearKernel):
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
         w, w_s, x_s, x_z, w_sum = self._get_layer_params(layer)
-        if self.config.is_static_input_scheme:
-            q = ops.static_int8_quant(x, x_s, x_z)
-        else:
-            q, x_s, x_z = ops.dynamic_int8_quant(x, self.config.input_symmetric)
         bias = None if bias is None else bias.data
+        if not self.config.is_static_input_scheme:
+            return ops.int8_linear_dynamic(x, self.config.input_symmetric, w, w_s, w_sum, bias, self.outputs)
+        q = ops.static_int8_quant(x, x_s, x_z)
         return ops.int8_linear(q, x_s, x_z, w, w_s, w_sum, bias, self.outputs, x.dtype)
 
 
