@@ -22,6 +22,34 @@ IMAGE_TOKENS = 16  # that the processor puts in the place of one
 _VOCABULARY = 512
 _SPREAD = 0.1
 _PIXELS, _PATCH = 56, 14
+_QWEN_SPECIAL = {"<|image_pad|>": IMAGE_TOKEN, "<|vision_start|>": 4, "<|vision_end|>": 5, "<|video_pad|>": 6}
+_QWEN_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "vision_start_token_id": 4,
+    "vision_end_token_id": 5,
+    "video_token_id": 6,
+    "tie_word_embeddings": False,
+}
+_QWEN_VISION = {
+    "depth": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_heads": 4,
+    "out_hidden_size": 256,
+    "initializer_range": _SPREAD,
+}
+_QWEN_TEXT = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "initializer_range": _SPREAD,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _SPEECH_TOKENS = ("endoftext", "startoftranscript", "en", "transcribe", "translate", "startofprev", "startoflm")
 
 
@@ -75,6 +103,26 @@ def tiny_llava(folder: Path) -> Path:
     return folder
 
 
+def tiny_qwen2_5_vl(folder: Path) -> Path:
+    """Qwen2.5-VL: patches of space and time, windows of attention, positions of three numbers."""
+    vision = _QWEN_VISION | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
+    text = _QWEN_TEXT | {"rope_parameters": _positions([4, 6, 6])}
+    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, **_QWEN_TOKENS)
+    processor = (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor, 14)
+    return _save_qwen(transformers.Qwen2_5_VLForConditionalGeneration, config, processor, folder)
+
+
+def tiny_qwen3_vl(folder: Path) -> Path:
+    """Qwen3-VL: learned positions of patches, features of the tower's layers added to those of the text, interleaved
+    sections of rotary positions.
+    """
+    vision = _QWEN_VISION | {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    text = _QWEN_TEXT | {"head_dim": 32, "rope_parameters": _positions([6, 5, 5]) | {"mrope_interleaved": True}}
+    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text, **_QWEN_TOKENS)
+    processor = (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor, 16)
+    return _save_qwen(transformers.Qwen3VLForConditionalGeneration, config, processor, folder)
+
+
 def tiny_whisper(folder: Path) -> Path:
     """Whisper: convolutions and encoder over 30 seconds of sound, decoder with cross attention."""
     vocabulary = {character: index for index, character in enumerate(bytes_to_unicode().values())}
@@ -115,17 +163,40 @@ def tiny_whisper(folder: Path) -> Path:
     return folder
 
 
-def _llava_processor() -> transformers.LlavaProcessor:
-    vocabulary = {f"t{index}": index for index in range(_VOCABULARY) if index != IMAGE_TOKEN} | {"<image>": IMAGE_TOKEN}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", additional_special_tokens=["<image>"]
+def _positions(sections: list[int]) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+
+
+def _save_qwen(model: type, config: Any, processor: tuple[Any, Any, int], folder: Path) -> Path:
+    make, video, patch = processor
+    torch.manual_seed(0)
+    model(config).save_pretrained(folder)
+    side = 2 * patch  # of what becomes one token
+    pixels = {"shortest_edge": side * side, "longest_edge": 16 * side * side}
+    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch)
+    made = make(image_processor=images, tokenizer=_word_tokenizer(_QWEN_SPECIAL), video_processor=video())
+    made.save_pretrained(folder)
+    return folder
+
+
+def _word_tokenizer(special: dict[str, int]) -> transformers.PreTrainedTokenizerFast:
+    words = {f"t{index}": index for index in range(_VOCABULARY) if index not in special.values()} | special
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="t0",
+        bos_token="t1",
+        eos_token="t2",
+        additional_special_tokens=list(special),
     )
+
+
+def _llava_processor() -> transformers.LlavaProcessor:
     pixels = {"size": {"shortest_edge": _PIXELS}, "crop_size": {"height": _PIXELS, "width": _PIXELS}}
     return transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessor(**pixels),
-        tokenizer=tokenizer,
+        tokenizer=_word_tokenizer({"<image>": IMAGE_TOKEN}),
         patch_size=_PATCH,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
