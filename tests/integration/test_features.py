@@ -32,6 +32,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "quantisation": ({"quantization": "modelopt_fp4"}, "no kernels for modelopt_fp4"),
     "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
     "lora-dtype": ({"enable_lora": True, "dtype": "float32", "lora_dtype": "float16"}, "leave out --lora-dtype"),
+    "olmo-hybrid": ({"model": "olmo-hybrid"}, "OlmoHybridForCausalLM calls Triton"),
+    "kimi-linear": ({"model": "kimi-linear"}, r"KimiLinearForCausalLM \(vllm.models.kimi_k3\) runs on NVIDIA"),
     "experts-lora": ({"model": "mixture", "enable_lora": True}, "leave out --enable-lora"),
 }
 REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {
@@ -71,11 +73,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def refusals(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case says, asked in one process."""
-    mixture = mixture_of_experts(tmp_path_factory.mktemp("mixture"))
+    folders = {
+        "mixture": mixture_of_experts(tmp_path_factory.mktemp("mixture")),
+        "olmo-hybrid": configured(
+            tmp_path_factory.mktemp("olmo"), "OlmoHybridForCausalLM", transformers.OlmoHybridConfig()
+        ),
+        "kimi-linear": configured(tmp_path_factory.mktemp("kimi"), "KimiLinearForCausalLM", kimi_linear()),
+    }
     cases = {name: base | arguments for name, (arguments, _) in REFUSED.items()}
     for arguments in cases.values():
-        if arguments["model"] == "mixture":
-            arguments["model"] = str(mixture)
+        arguments["model"] = str(folders.get(arguments["model"], arguments["model"]))
     cases["accepted"] = base
     done = run(CONFIGURE, cases)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
@@ -121,7 +128,21 @@ def test_experts_need_npu_ops(base: dict[str, Any], tmp_path: Path) -> None:
 
 
 def mixture_of_experts(folder: Path) -> Path:
-    config = transformers.Qwen3MoeConfig(num_hidden_layers=1, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
+    config = transformers.Qwen3MoeConfig(num_hidden_layers=1, num_experts=4)
+    return configured(folder, "Qwen3MoeForCausalLM", config)
+
+
+def kimi_linear() -> Any:
+    from vllm.transformers_utils.configs.kimi_linear import KimiLinearConfig
+
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    layers = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4}
+    return KimiLinearConfig(num_hidden_layers=2, num_attention_heads=4, linear_attn_config=layers, **sizes)
+
+
+def configured(folder: Path, architecture: str, config: Any) -> Path:
+    """Write what a model's configuration is, without weights."""
+    config.architectures = [architecture]
     config.save_pretrained(folder)
     return folder
 

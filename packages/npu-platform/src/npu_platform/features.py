@@ -13,10 +13,11 @@ from vllm.logger import init_logger
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger("vllm.npu_platform.features")
 
+_GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of the GPU
 _SPECULATION = ("ngram",)
 _SUM_OF_TWO = 2  # is the same in either order
 
@@ -71,6 +72,7 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     model = vllm_config.model_config
     if model is None:
         return
+    yield from _code_for_gpus(model)
     if model.is_moe:
         yield from _experts(vllm_config)
     lora = vllm_config.lora_config
@@ -80,6 +82,16 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
         yield from _states(vllm_config)
     if model.enable_sleep_mode:
         yield "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
+
+
+def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
+    architecture = model.architecture
+    written = model.registry.models.get(architecture)
+    place = getattr(written, "module_name", "")
+    if place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
+        yield f"vLLM's code for {architecture} ({place}) runs on NVIDIA and AMD GPUs only: serve another model."
+    if architecture == "OlmoHybridForCausalLM":
+        yield f"vLLM's code for {architecture} calls Triton while it is made: serve another model."
 
 
 def _states(vllm_config: VllmConfig) -> Iterator[str]:
