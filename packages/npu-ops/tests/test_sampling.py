@@ -58,6 +58,28 @@ def test_top_p_keeps_a_nucleus(ops, isa, device, width, rows, spread):
     assert (torch.where(kept, logits, INFINITY).amin(-1) >= torch.where(kept, -INFINITY, logits).amax(-1)).all()
 
 
+@pytest.mark.parametrize("sampled", [0.0, -3.0])
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_top_p_of_logits_that_a_sample_misses(ops, isa, p, sampled):
+    """The kernel looks at every 32nd vector first: these are unlike the others."""
+    logits = torch.rand(3, 40001) * 0.01
+    width = 16 if isa == "avx512" else 8
+    logits += torch.where(torch.arange(40001) % (32 * width) < width, sampled, -3.0 - sampled)
+    out = logits.clone()
+    ops.top_k_top_p(out, None, torch.full((3,), p))
+    kept_mass_is_right(logits, out, p)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_row_is_masked_the_same_whatever_shares_the_batch(ops, isa, device, rows):
+    logits, k, p = torch.randn(rows, 50000) * 3, torch.full((rows,), 40), torch.full((rows,), 0.8)
+    for ks, ps in ((None, p), (k, None), (k, p)):
+        together, alone = logits.to(device, copy=True), logits[-1:].to(device, copy=True)
+        ops.top_k_top_p(together, None if ks is None else ks.to(device), None if ps is None else ps.to(device))
+        ops.top_k_top_p(alone, None if ks is None else ks[:1].to(device), None if ps is None else ps[:1].to(device))
+        assert torch.equal(together[-1], alone[0])
+
+
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 @pytest.mark.parametrize("width", [5, 100, 32000])
 def test_top_k_is_exact(ops, isa, device, kind, width):
