@@ -180,6 +180,34 @@ def test_codes(isa, dtype, code, scales, heads, size):
 
 
 @pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize(("heads", "size"), [((1, 1), 32), ((3, 1), 72), ((7, 1), 112), ((8, 1), 256), ((12, 4), 96)])
+def test_codes_of_other_heads(isa, code, heads, size):
+    batch = CodedBatch(
+        [1, 2, 1], [65, 20, 131], heads, size, block_size=7, dtype=torch.bfloat16, code=code, scales="head"
+    )
+    batch.compare(options(scale=0.02))
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("query", "nan"), ("query", "inf"), ("key scale", "nan"), ("value scale", "nan"), ("value scale", "inf")],
+)
+def test_codes_hide_no_nan(isa, code, what, value):
+    batch = CodedBatch([1, 1], [70, 70], (2, 2), 32, code=code, scales="token")
+    if what == "query":
+        batch.query[0, 0, 3] = float(value)
+    else:
+        batch.scales[what == "value scale"][batch.table[0, 4], 0, 5] = float(value)
+    out = batch.run(torch.ops.npu_ops.paged_attention_quantized, *options(scale=0.02))
+    expected = batch.run(REFERENCE.paged_attention_quantized.reference, *options(scale=0.02))
+    assert expected[0, 0].isnan().any() or expected[0, 0].isinf().any()
+    assert not out[0, 0].isfinite().all()
+    others = [(0, 1), (1, 0), (1, 1)]
+    check(torch.stack([out[i] for i in others]), torch.stack([expected[i] for i in others]), torch.float32)
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
 def test_codes_with_all_options_on_each_device(device, code):
     option = options(scale=0.02, left=300, cap=30.0, slopes=torch.rand(4) / 8, sinks=torch.randn(4))
     CodedBatch([1, 40], [2000, 300], code=code, scales="token").compare(option, device=device)
