@@ -11,7 +11,8 @@
 namespace npu {
 namespace {
 
-// State, seeds and the numbers drawn are those of the CPU generator: the same seed gives the same values on both.
+// State, seeds and the numbers drawn are those of the CPU generator: the same seed gives the same values on both, but for
+// those that aten/random.cpp makes by itself.
 struct Generator final : c10::GeneratorImpl {
   explicit Generator(c10::DeviceIndex device, at::Generator cpu = at::detail::createCPUGenerator())
       : c10::GeneratorImpl(c10::Device(kNpu, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),

@@ -8,7 +8,7 @@ from torch import Tensor
 from npu_ops.op import define
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+def normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """x is float32; the product with the weight is taken in the weight's dtype, as vLLM does."""
     y = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps)
     return (y.to(weight.dtype) * weight).to(dtype)
@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., H], weight: [H], of one or of different float dtypes. Returns x's shape, contiguous.
     """
-    return _normed(x.float(), weight, eps, x.dtype).contiguous()
+    return normed(x.float(), weight, eps, x.dtype).contiguous()
 
 
 @define("fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()")
@@ -32,13 +32,13 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     """residual += x; x = rms_norm(residual), normed before the sum is rounded. Both [..., H] contiguous, in place."""
     total = x.float() + residual.float()
     residual.copy_(total)
-    x.copy_(_normed(total, weight, eps, x.dtype))
+    x.copy_(normed(total, weight, eps, x.dtype))
 
 
 @define("gemma_rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _empty_like_contiguous)
 def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm with weight + 1, the product in float32. Shapes as rms_norm."""
-    return _normed(x.float(), weight.float() + 1.0, eps, x.dtype).contiguous()
+    return normed(x.float(), weight.float() + 1.0, eps, x.dtype).contiguous()
 
 
 @define("fused_add_gemma_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()")
@@ -46,7 +46,7 @@ def fused_add_gemma_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: f
     """As fused_add_rms_norm, with weight + 1 and the product in float32."""
     total = x.float() + residual.float()
     residual.copy_(total)
-    x.copy_(_normed(total, weight.float() + 1.0, eps, x.dtype))
+    x.copy_(normed(total, weight.float() + 1.0, eps, x.dtype))
 
 
 @define(

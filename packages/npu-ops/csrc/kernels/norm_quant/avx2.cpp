@@ -1,0 +1,1 @@
+#include "kernels/norm_quant/norm_quant.inc"

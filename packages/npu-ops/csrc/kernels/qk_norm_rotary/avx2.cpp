@@ -1,0 +1,1 @@
+#include "kernels/qk_norm_rotary/qk_norm_rotary.inc"
