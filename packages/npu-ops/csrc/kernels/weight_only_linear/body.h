@@ -105,6 +105,10 @@ struct Scaled {
 
 template <class T>
 NPU_INLINE void load_scales(F (&out)[kVectors], const T* scales) {
+  if constexpr (kPairs == 1) {
+    for (int j = 0; j < kVectors; ++j) out[j] = load(scales + j * W);
+    return;
+  }
   float s[kColumns];
   for (int64_t i = 0; i < kColumns; i += W) store(s + i, load(scales + i));
   for (int j = 0; j < kVectors; ++j) out[j] = both_pairs(s + j * 8);
@@ -120,26 +124,33 @@ NPU_INLINE void load_scales(F (&out)[kVectors], const uint8_t* exponents) {
   for (int j = 0; j < kVectors; ++j) out[j] = both_pairs(s + j * 8) * set1(0.5f);
 }
 
+// Place of the scales and zero points of panel `panel` for block b of k.
+NPU_INLINE int64_t group_of(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel, int64_t b) {
+  return (panel * ceil_div(p.k, p.group) + b * d.block / p.group) * kColumns;
+}
+NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, int64_t at, F (&out)[kVectors]) {
+  if (p.format == PanelFormat::mxfp4) return load_scales(out, static_cast<const uint8_t*>(p.scales) + at);
+  switch (p.scale_dtype) {
+    case Dtype::bf16:
+      return load_scales(out, static_cast<const bf16*>(p.scales) + at);
+    case Dtype::fp16:
+      return load_scales(out, static_cast<const fp16*>(p.scales) + at);
+    case Dtype::fp32:
+      return load_scales(out, static_cast<const float*>(p.scales) + at);
+  }
+}
+NPU_INLINE void zeros_of(const WeightOnlyLinearParams& p, int64_t at, I (&out)[kVectors]) {
+  const int8_t symmetric = p.format == PanelFormat::int4 ? 8 : p.format == PanelFormat::mxfp4 ? kCodesZero : 0;
+  const int8_t same[8] = {symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric};
+  for (int j = 0; j < kVectors; ++j) out[j] = first_pair(p.zeros ? p.zeros + at + j * 8 : same);
+}
+
 template <int D>
 NPU_INLINE Scaled<D> scaled_block(const WeightOnlyLinearParams& p, const Digits& d, float* c, int64_t panel, int64_t b) {
   Scaled<D> policy{c, d.scale + b, d.sum + b, d.blocks, {}, {}};
-  const int64_t groups = ceil_div(p.k, p.group), at = (panel * groups + b * d.block / p.group) * kColumns;
-  if (p.format == PanelFormat::mxfp4) {
-    load_scales(policy.w_scale, static_cast<const uint8_t*>(p.scales) + at);
-  } else switch (p.scale_dtype) {
-    case Dtype::bf16:
-      load_scales(policy.w_scale, static_cast<const bf16*>(p.scales) + at);
-      break;
-    case Dtype::fp16:
-      load_scales(policy.w_scale, static_cast<const fp16*>(p.scales) + at);
-      break;
-    case Dtype::fp32:
-      load_scales(policy.w_scale, static_cast<const float*>(p.scales) + at);
-      break;
-  }
-  const int8_t symmetric = p.format == PanelFormat::int4 ? 8 : p.format == PanelFormat::mxfp4 ? kCodesZero : 0;
-  const int8_t same[8] = {symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric};
-  for (int j = 0; j < kVectors; ++j) policy.w_zero[j] = first_pair(p.zeros ? p.zeros + at + j * 8 : same);
+  const int64_t at = group_of(p, d, panel, b);
+  scales_of(p, at, policy.w_scale);
+  zeros_of(p, at, policy.w_zero);
   return policy;
 }
 
@@ -149,11 +160,43 @@ constexpr int64_t kPanelsAtATime = 2;
 constexpr int64_t kBlock = 128;  // elements of k at a time: sums of 8-bit weights by 16-bit x stay below 2^31
 constexpr int64_t kDirectRows = 2 * kTileRows;  // up to here each tile unpacks the weights by itself
 
+// A panel beside one row, whose sums stay in registers: what `panels` computes, for groups that are over soon.
+template <class Source, class Out>
+inline void panel_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel) {
+  F y[kVectors] = {};
+  for (int64_t b = 0; b < d.blocks; ++b) {
+    const int64_t at = group_of(p, d, panel, b), steps = lesser(d.block, d.ld - b * d.block) / kStep;
+    const Source w{p.w + (panel * (d.ld / 4) + b * d.block / 4) * Source::kUnit};
+    const int16_t* x = d.values + b * d.block;
+    I sums[kVectors];
+    zeros_of(p, at, sums);
+    for (int j = 0; j < kVectors; ++j) sums[j] *= -d.sum[b];
+    for (int64_t s = 0; s < steps; ++s) {
+      I v[kVectors];
+      w.fetch(v, s, 0);
+      const I pairs = pairs_of(x + s * kStep);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sums[j] += pair_products(v[j], pairs);
+    }
+    F scales[kVectors];
+    scales_of(p, at, scales);
+    for (int j = 0; j < kVectors; ++j) y[j] = fma(to_floats(sums[j]), scales[j] * set1(d.scale[b]), y[j]);
+  }
+  float c[kVectors * W];
+  for (int j = 0; j < kVectors; ++j) store(c + j * W, y[j]);
+  const int64_t n = panel * kColumns;
+  store_columns(static_cast<Out*>(p.out) + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+}
+
 // Out: the element of the result, x's own or float
 template <class T, class Source, class Out = T>
 inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t first, int64_t count) {
   constexpr int D = kDigits<T>;
   const int64_t rows = p.m * D, row_floats = kVectors * W, units = d.ld / 4;
+  if (rows == 1) {
+    for (int64_t i = 0; i < count; ++i) panel_of_one_row<Source, Out>(p, d, first + i);
+    return;
+  }
   float* c = static_cast<float*>(thread_scratch(1, sizeof(float) * count * p.m * row_floats));
   memset(c, 0, sizeof(float) * count * p.m * row_floats);
   int16_t* unpacked = static_cast<int16_t*>(thread_scratch(2, sizeof(int16_t) * count * kBlock * kColumns));
