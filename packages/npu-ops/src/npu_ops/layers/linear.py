@@ -23,6 +23,8 @@ from npu_ops import choices
 
 ops = torch.ops.npu_ops
 
+_MATRIX = 2
+
 
 def plain(parameter: Tensor) -> Tensor:
     """The parameter's tensor without its class: vLLM's parameters run Python for each torch call that sees them."""
@@ -47,7 +49,9 @@ def forget_weight(layer: nn.Module) -> None:
 
 def warm_up(layers: list[nn.Module], rows: int) -> None:
     """Measure our linear against torch's for these layers and up to `rows` rows; npu-platform's worker calls it."""
-    choices.measure([plain_weight(layer) for layer in layers], rows)
+    weights = [plain_weight(layer) for layer in layers]
+    # vLLM keeps the weights of convolutions in linear layers, with a dimension more
+    choices.measure([weight for weight in weights if weight.dim() == _MATRIX], rows)
 
 
 class NpuLinearMethod(UnquantizedLinearMethod):
