@@ -109,11 +109,26 @@ NPU_INLINE Range range_of(const T* x, int64_t n) {
   Range r{};
   for_vectors(n, [&](int64_t i, auto left) {
     F v = load_n(x + i, left);
-    r.low = v < r.low ? v : r.low;
-    r.high = v > r.high ? v : r.high;
+    r.low = vmin(v, r.low);
+    r.high = vmax(v, r.high);
   });
   return r;
 }
+
+// Lanes between -128 and 127 as bytes.
+NPU_INLINE void store_bytes(int8_t* p, I v, int64_t n) {
+  int8_t bytes[W];
+#if defined(NPU_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(bytes), _mm_packs_epi16(words, words));
+#else
+  for (int j = 0; j < W; ++j) bytes[j] = static_cast<int8_t>(v[j]);
+#endif
+  memcpy(p, bytes, n);
+}
+NPU_INLINE void store_bytes(int8_t* p, I v, Whole) { store_bytes(p, v, W); }
 
 template <class T>
 inline void quantize_row(const Int8QuantParams& p, int64_t m) {
@@ -142,9 +157,7 @@ inline void quantize_row(const Int8QuantParams& p, int64_t m) {
     // limited as floats first: an integer conversion of what is too large is undefined
     F v = vmin(vmax(load_n(x + i, left) * set1(inverse), set1(-65536.f)), set1(65536.f));
     I q = limited(rounded(v) + shift, -128, 127);
-    int8_t bytes[W];
-    for (int j = 0; j < W; ++j) bytes[j] = static_cast<int8_t>(q[j]);
-    memcpy(out + i, bytes, lesser(W, p.k - i));
+    store_bytes(out + i, q, left);
   });
 }
 
