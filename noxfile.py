@@ -75,6 +75,30 @@ def integration(session: nox.Session) -> None:
 
 
 @nox.session
+def emulated(session: nox.Session) -> None:
+    """Test npu-ops' kernels for AVX-512 and AMX on a machine without them, their instructions emulated."""
+    check_machine(session)
+    place = ROOT / ".nox" / "emulated"
+    build = place / "build"
+    # A build of its own, and beside it the package: the environment's library stays as it is.
+    compiling = ("run", "--locked", "--with", "cmake>=3.24", "--with", "ninja", "cmake")
+    python = ROOT / ".venv" / "bin" / "python"
+    options = ("-DNPU_EMULATE_TIERS=ON", "-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={python}")
+    uv(session, *compiling, "-G", "Ninja", "-S", "packages/npu-ops", "-B", str(build), *options)
+    uv(session, *compiling, "--build", str(build))
+    shutil.rmtree(place / "npu_ops", ignore_errors=True)
+    shutil.copytree(ROOT / "packages/npu-ops/src/npu_ops", place / "npu_ops")
+    shutil.copy(ROOT / ".ci" / "emulated.py", place / "sitecustomize.py")
+    uv(session, *compiling, "--install", str(build), "--prefix", str(place))
+    # Tests of the kernels go through all tiers by themselves, the others run in the tier that NPU_ISA chooses.
+    chosen = {"amx": "not (scalar or avx2)"} | dict.fromkeys(("avx512", "avx512_bf16"), "not (scalar or avx or amx)")
+    for isa, tests in chosen.items():
+        env = {"NPU_ISA": isa, "PYTHONPATH": str(place)}
+        chosen_tests = ("-q", "-k", tests, *session.posargs)
+        in_workspace(session, "pytest", "packages/npu-ops/tests", *WORKERS, *chosen_tests, env=env)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Test what any npu device must do, against the device that is there."""
     run_tests(session, "conformance")

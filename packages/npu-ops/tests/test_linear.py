@@ -26,6 +26,11 @@ def test_equals_the_product(ops, isa, dtype, rows, n, k):
     check(ops.linear(x, w, bias), x, w, bias, dtype)
 
 
+def test_rows_so_long_that_a_cache_holds_few(ops, isa, dtype):
+    x, w = torch.randn(40, 17000).to(dtype), torch.randn(33, 17000).to(dtype)
+    check(ops.linear(x, w, None), x, w, None, dtype)
+
+
 @pytest.mark.parametrize("rows", [1, 9, 40, 150])
 def test_on_each_device(ops, device, dtype, rows):
     x, w, bias = torch.randn(rows, 128).to(dtype), torch.randn(192, 128).to(dtype), torch.randn(192).to(dtype)

@@ -44,6 +44,7 @@ def check(actual, arguments):
         (30, 257, 100, 4, 1),  # some with many, some with few
         (110, 520, 20, 1, 1),  # more than one block of tokens, and of depth
         (16, 64, 64, 32, 8),
+        (40, 17000, 8, 1, 1),  # rows so long that a cache holds few of them
     ],
 )
 def test_experts(ops, isa, dtype, shape):
@@ -114,9 +115,9 @@ def test_strided_rows_and_nothing(ops, isa):
 
 def test_a_token_is_the_same_in_any_company(ops, isa):
     """As long as no expert gets more tokens than the kernel multiplies row by row; see test_batch_invariance.py."""
-    arguments = [*layer(torch.bfloat16, 12, 128, 48, 4, 2), *PLAIN]
+    arguments = [*layer(torch.bfloat16, 4, 128, 48, 4, 2), *PLAIN]
     together = ops.fused_experts(*arguments)
-    for i in range(12):
+    for i in range(4):
         alone = [arguments[0][i : i + 1], *arguments[1:3], arguments[3][i : i + 1], arguments[4][i : i + 1]]
         assert torch.equal(ops.fused_experts(*alone, *arguments[5:]), together[i : i + 1])
 

@@ -28,16 +28,21 @@ def test_environment_forces_a_lower_isa():
 
 def test_unknown_isa_is_refused(monkeypatch):
     monkeypatch.setenv("NPU_ISA", "sse9")
-    with pytest.raises(ConfigError, match="scalar, avx2, avx512, got 'sse9'"):
+    with pytest.raises(ConfigError, match="scalar, avx2, avx512, avx512_bf16, amx, got 'sse9'"):
         OpsConfig.from_environment()
 
 
 def test_isa_beyond_the_machine_is_refused():
-    missing = [name for name in ISAS if ISAS.index(name) > ISAS.index(npu_ops.native.highest_isa())]
+    missing = [name for name in ISAS if not npu_ops.native.can_run(name)]
     if not missing:
         pytest.skip("this machine has all of them")
     with pytest.raises(ConfigError, match="this machine goes up to"):
         npu_ops.native.set_isa(missing[0])
+
+
+def test_a_tier_above_the_machine_is_called_emulated(isa):
+    best = ISAS.index(npu_ops.native.highest_isa())
+    assert npu_ops.native.is_emulated() == (ISAS.index(isa) > best)
 
 
 def test_loading_twice_is_harmless():

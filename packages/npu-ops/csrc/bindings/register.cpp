@@ -27,6 +27,11 @@ bool set_isa(std::string name) { return set_tier(name.c_str()); }
 bool is_batch_invariant() { return batch_invariant(); }
 void choose_batch_invariant(bool on) { set_batch_invariant(on); }
 std::string isa() { return tier_name(current_tier()); }
+bool can_run_isa(std::string name) {
+  const Tier tier = tier_of(name.c_str());
+  return tier != Tier::count && can_run(tier);
+}
+bool is_emulated() { return current_tier() > highest_tier(); }
 std::string highest_isa() { return tier_name(highest_tier()); }
 
 void bind_device(int64_t launch_table) {
@@ -48,6 +53,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
   m.def("_set_isa(str name) -> bool");
   m.def("_isa() -> str");
   m.def("_highest_isa() -> str");
+  m.def("_can_run_isa(str name) -> bool");
+  m.def("_isa_is_emulated() -> bool");
   m.def("_batch_invariant() -> bool");
   m.def("_set_batch_invariant(bool on) -> ()");
   m.def("_bind_device(int launch_table) -> ()");
@@ -56,6 +63,8 @@ STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_set_isa", TORCH_BOX(&set_isa));
   m.impl("_isa", TORCH_BOX(&isa));
   m.impl("_highest_isa", TORCH_BOX(&highest_isa));
+  m.impl("_can_run_isa", TORCH_BOX(&can_run_isa));
+  m.impl("_isa_is_emulated", TORCH_BOX(&is_emulated));
   m.impl("_batch_invariant", TORCH_BOX(&is_batch_invariant));
   m.impl("_set_batch_invariant", TORCH_BOX(&choose_batch_invariant));
   m.impl("_bind_device", TORCH_BOX(&bind_device));

@@ -8,7 +8,7 @@
 namespace npu_ops {
 namespace {
 
-constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
+constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
 
 std::atomic<Tier>& chosen() {
   static std::atomic<Tier> tier{highest_tier()};
@@ -25,13 +25,26 @@ Tier highest_tier() {
   return tier;
 }
 
+bool can_run(Tier tier) {
+#if defined(NPU_EMULATED)
+  const Tier most = highest_tier() < Tier::avx2 ? highest_tier() : Tier::amx;  // emulation is compiled for AVX2
+#else
+  const Tier most = highest_tier();
+#endif
+  return tier <= most;
+}
+
+Tier tier_of(const char* name) {
+  int i = 0;
+  while (i < static_cast<int>(Tier::count) && std::strcmp(name, kNames[i])) ++i;
+  return static_cast<Tier>(i);
+}
+
 bool set_tier(const char* name) {
-  for (int i = 0; i <= static_cast<int>(highest_tier()); ++i)
-    if (!std::strcmp(name, kNames[i])) {
-      chosen() = static_cast<Tier>(i);
-      return true;
-    }
-  return false;
+  const Tier tier = tier_of(name);
+  if (tier == Tier::count || !can_run(tier)) return false;
+  chosen() = tier;
+  return true;
 }
 
 }  // namespace npu_ops

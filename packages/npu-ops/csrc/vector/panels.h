@@ -16,15 +16,15 @@ constexpr int kVectors = 4;           // of eight columns each
 constexpr int kPairs = W / 8;         // pairs of k that a vector holds of its eight columns
 constexpr int kStep = 2 * kPairs;     // elements of k a step
 
-// For each lane a[0] * b[0] + a[1] * b[1] of its two 16-bit halves.
-NPU_INLINE I pair_products(I a, I b) {
+// For each lane sum + a[0] * b[0] + a[1] * b[1] of its two 16-bit halves.
+NPU_INLINE I add_pair_products(I sum, I a, I b) {
 #if defined(NPU_AVX512)
-  return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+  return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
   I low = ((I)((U)a << 16) >> 16) * ((I)((U)b << 16) >> 16);
-  return low + (a >> 16) * (b >> 16);
+  return sum + low + (a >> 16) * (b >> 16);
 #endif
 }
 
@@ -199,7 +199,7 @@ __attribute__((noinline)) void block_sums(const Policy& policy, const Source& w,
     for (int m = 0; m < M; ++m) {
       I b = pairs_of(x + m * ldx + s * kStep);
 #pragma GCC unroll 4
-      for (int j = 0; j < V; ++j) sums[m][j] += pair_products(v[j], b);
+      for (int j = 0; j < V; ++j) sums[m][j] = add_pair_products(sums[m][j], v[j], b);
     }
   }
 #pragma GCC unroll 8

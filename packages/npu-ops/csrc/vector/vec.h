@@ -10,6 +10,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(NPU_EMULATED) && defined(NPU_AVX512)
+#include "vector/emulated_avx512.h"
+#elif defined(NPU_AVX512) && !defined(__AVX512F__)
+#error "a tier of AVX-512 compiled without its instructions: pass -mavx512f, or configure with NPU_EMULATE_TIERS"
+#endif
 
 namespace npu_ops {
 
@@ -339,6 +344,11 @@ NPU_INLINE F verf(F x) {
 }
 
 // ---- shuffles ----
+#if defined(NPU_EMULATED) && defined(NPU_AVX512)
+#define NPU_SHUFFLE __attribute__((noinline))  // a lane at a time: inlined, they would be most of the library
+#else
+#define NPU_SHUFFLE NPU_INLINE
+#endif
 template <int... J>
 struct Lanes {};
 template <int N, int... J>
@@ -350,7 +360,7 @@ struct MakeLanes<0, J...> {
 using AllLanes = typename MakeLanes<W>::type;
 
 template <int S, int... J>
-NPU_INLINE void exchange(F& a, F& b, Lanes<J...>) {
+NPU_SHUFFLE void exchange(F& a, F& b, Lanes<J...>) {
   F lo = __builtin_shufflevector(a, b, ((J & S) ? W + J - S : J)...);
   F hi = __builtin_shufflevector(a, b, ((J & S) ? W + J : J + S)...);
   a = lo;
@@ -392,14 +402,14 @@ NPU_INLINE void transpose(F (&r)[W]) {
 }
 
 template <int... J>
-NPU_INLINE void deinterleave_lanes(F& a, F& b, Lanes<J...>) {
+NPU_SHUFFLE void deinterleave_lanes(F& a, F& b, Lanes<J...>) {
   F even = __builtin_shufflevector(a, b, (2 * J)...);
   F odd = __builtin_shufflevector(a, b, (2 * J + 1)...);
   a = even;
   b = odd;
 }
 template <int... J>
-NPU_INLINE void interleave_lanes(F& a, F& b, Lanes<J...>) {
+NPU_SHUFFLE void interleave_lanes(F& a, F& b, Lanes<J...>) {
   F lo = __builtin_shufflevector(a, b, ((J & 1) ? W + J / 2 : J / 2)...);
   F hi = __builtin_shufflevector(a, b, ((J & 1) ? W + W / 2 + J / 2 : W / 2 + J / 2)...);
   a = lo;

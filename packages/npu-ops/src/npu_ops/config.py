@@ -8,7 +8,7 @@ from pathlib import Path
 
 from npu_ops.errors import ConfigError
 
-ISAS = ("scalar", "avx2", "avx512")
+ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 @dataclass(frozen=True)

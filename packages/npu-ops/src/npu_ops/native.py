@@ -48,13 +48,23 @@ def bind_device() -> bool:
 
 
 def isa() -> str:
-    """Instruction set of the kernels in use: scalar, avx2 or avx512."""
+    """Instruction set of the kernels in use, one of config.ISAS."""
     return torch.ops.npu_ops._isa()
 
 
 def highest_isa() -> str:
     """The best instruction set that this machine and this build have in common."""
     return torch.ops.npu_ops._highest_isa()
+
+
+def can_run(name: str) -> bool:
+    """Whether set_isa takes `name`: the machine has it, or this build emulates it (NPU_EMULATE_TIERS, for tests)."""
+    return torch.ops.npu_ops._can_run_isa(name)
+
+
+def is_emulated() -> bool:
+    """Whether the kernels in use are of an instruction set that the machine lacks, in a build that emulates it."""
+    return torch.ops.npu_ops._isa_is_emulated()
 
 
 def set_isa(name: str) -> None:

@@ -34,9 +34,9 @@ TORCH_SERIES = "2.13"
 _SIBLINGS = ("NPU_ISA", "NPU_STATLOGGER_", "NPU_KVCONNECTOR_")  # variables that a sibling reads
 _INSTRUCTION_SETS = {
     "AVX2": {"avx2", "fma"},
-    "AVX-512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "AVX-512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
     "AVX-512-BF16": {"avx512_bf16"},
-    "AMX": {"amx_tile", "amx_bf16"},
+    "AMX": {"amx_tile", "amx_bf16", "amx_int8"},
 }
 
 
@@ -250,7 +250,9 @@ def _ops() -> Iterator[Finding]:
         yield Finding("ops", "npu-ops", "no ops registered: vLLM's plain-torch layers run, correct and slower")
     elif hasattr(torch.ops.npu_ops, "_isa"):
         isa, best = torch.ops.npu_ops._isa(), torch.ops.npu_ops._highest_isa()
-        yield Finding("ops", "kernels", f"{isa} (NPU_ISA; the best that this machine and this build have is {best})")
+        emulated = ", emulated in a build for tests" if torch.ops.npu_ops._isa_is_emulated() else ""
+        detail = f"{isa}{emulated} (NPU_ISA; the best that this machine and this build have is {best})"
+        yield Finding("ops", "kernels", detail)
     for op in known:
         yield Finding("ops", op.name, f"on npu: {op.npu}; on cpu: {op.cpu}")
 

@@ -95,7 +95,9 @@ def _tier() -> str:
     import torch
 
     ops: Any = torch.ops.npu_ops
-    return f", {ops._isa()}" if hasattr(ops, "_isa") else ""
+    if not hasattr(ops, "_isa"):
+        return ""
+    return f", {ops._isa()}{' emulated' if ops._isa_is_emulated() else ''}"
 
 
 def _dtype(module: nn.Module) -> str:

@@ -3,6 +3,9 @@
 
 #include "kernels/int8_linear/int8_linear.h"
 #include "vector/panels.h"
+#if defined(NPU_AMX)
+#include "kernels/int8_linear/tiles.inc"
+#endif
 
 namespace npu_ops::NPU_TIER {
 namespace {
@@ -76,6 +79,9 @@ inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int6
 
 template <class T>
 inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
+#if defined(NPU_AMX)
+  if (p.m > kTooFewForTiles8) return int8_linear_tiles<T>(p, parallel);
+#endif
   const int64_t ld = ceil_div(p.k, 4) * 4, count = ceil_div(p.n, kColumns);
   const int16_t* x = widened(p, ld, parallel);
   const int64_t together = p.m > 16 ? kPanelsAtATime : 1;

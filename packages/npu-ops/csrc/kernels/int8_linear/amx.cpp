@@ -1,0 +1,1 @@
+#include "kernels/int8_linear/int8_linear.inc"

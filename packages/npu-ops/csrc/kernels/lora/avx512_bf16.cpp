@@ -1,0 +1,1 @@
+#include "kernels/lora/lora.inc"

@@ -1,0 +1,1 @@
+#include "kernels/moe/fused_experts.inc"
