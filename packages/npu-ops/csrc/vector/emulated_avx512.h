@@ -86,6 +86,12 @@ NPU_EMULATED_INLINE __m128i low_halves(__m256i x) {
   return _mm_packus_epi32(half<__m128i>(low, 0), half<__m128i>(low, 1));
 }
 NPU_EMULATED_INLINE __m256i cvtepi32_epi16(__m512i x) { return whole<__m256i>(low_halves(half<__m256i>(x, 0)), low_halves(half<__m256i>(x, 1))); }
+NPU_EMULATED_CALL __m128i cvtepi32_epi8(__m512i x) {
+  auto from = elements<uint32_t>(x);
+  Elements<uint8_t, 16> to;
+  for (int i = 0; i < 16; ++i) to[i] = static_cast<uint8_t>(from[i]);
+  return as<__m128i>(to);
+}
 NPU_EMULATED_INLINE __m512 cvtepi32_ps(__m512i x) {
   return whole<__m512>(_mm256_cvtepi32_ps(half<__m256i>(x, 0)), _mm256_cvtepi32_ps(half<__m256i>(x, 1)));
 }
@@ -120,6 +126,9 @@ NPU_EMULATED_CALL float reduce_max_ps(__m512 x) {
     for (int i = 0; i < n; ++i) e[i] = e[i + n] > e[i] ? e[i + n] : e[i];
   return e[0];
 }
+NPU_EMULATED_INLINE __m512i madd_epi16(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_madd_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
 NPU_EMULATED_INLINE __m512i dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
   const __m256i low = _mm256_add_epi32(half<__m256i>(sum, 0), _mm256_madd_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)));
   const __m256i high = _mm256_add_epi32(half<__m256i>(sum, 1), _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
@@ -127,6 +136,13 @@ NPU_EMULATED_INLINE __m512i dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
 }
 
 // ---- shuffles and masks ----
+// within 128 bits each, as on AVX2
+NPU_EMULATED_INLINE __m512i unpacklo_epi16(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpacklo_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpacklo_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+NPU_EMULATED_INLINE __m512i unpackhi_epi16(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpackhi_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpackhi_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
 NPU_EMULATED_CALL __m512i permutexvar_epi32(__m512i index, __m512i x) {
   auto at = elements<uint32_t>(index), from = elements<uint32_t>(x);
   Elements<uint32_t, 16> to;
@@ -197,6 +213,10 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_min_ps npu_ops::emulated::min_ps
 #define _mm512_reduce_add_ps npu_ops::emulated::reduce_add_ps
 #define _mm512_reduce_max_ps npu_ops::emulated::reduce_max_ps
+#define _mm512_madd_epi16 npu_ops::emulated::madd_epi16
+#define _mm512_unpacklo_epi16 npu_ops::emulated::unpacklo_epi16
+#define _mm512_unpackhi_epi16 npu_ops::emulated::unpackhi_epi16
+#define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32
 #define _mm512_permutexvar_epi32 npu_ops::emulated::permutexvar_epi32
 #define _mm512_shuffle_epi8 npu_ops::emulated::shuffle_epi8

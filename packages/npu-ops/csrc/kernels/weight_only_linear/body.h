@@ -176,7 +176,7 @@ inline void panel_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, i
       w.fetch(v, s, 0);
       const I pairs = pairs_of(x + s * kStep);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sums[j] += pair_products(v[j], pairs);
+      for (int j = 0; j < kVectors; ++j) sums[j] = add_pair_products(sums[j], v[j], pairs);
     }
     F scales[kVectors];
     scales_of(p, at, scales);
