@@ -1,1 +1,0 @@
-#include "kernels/lora/lora.inc"
