@@ -45,6 +45,13 @@ def test_strided_rows_and_more_dimensions(ops, isa, dtype, rows):
     check(y.flatten(0, 1), x[..., 16:80].flatten(0, 1), w[:, 100:164], None, dtype)
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 11, 33])
+def test_long_rows(ops, isa, dtype, rows):
+    """Longer than what is multiplied in one go, at odd addresses, further apart than they are long."""
+    x, w = torch.randn(rows, 3200).to(dtype)[:, 5:3106], torch.randn(53, 3200).to(dtype)[:, 7:3108]
+    check(ops.linear(x, w, None), x, w, None, dtype)
+
+
 @pytest.mark.parametrize("shape", [(0, 16), (2, 0, 16)])
 def test_nothing_in_nothing_out(ops, isa, shape):
     assert ops.linear(torch.randn(shape), torch.randn(8, 16), None).shape == (*shape[:-1], 8)

@@ -43,6 +43,8 @@ def check(actual, arguments):
         (40, 96, 40, 3, 2),  # many tokens an expert
         (30, 257, 100, 4, 1),  # some with many, some with few
         (110, 520, 20, 1, 1),  # more than one block of tokens, and of depth
+        (11, 1601, 40, 1, 1),  # rows longer than what is multiplied in one go
+        (14, 1061, 36, 1, 1),
         (16, 64, 64, 32, 8),
         (40, 17000, 8, 1, 1),  # rows so long that a cache holds few of them
     ],

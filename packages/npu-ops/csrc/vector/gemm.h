@@ -161,6 +161,11 @@ struct RowDot<bf16> {
   static NPU_INLINE Vector packed(const Packed* x) { return load(x); }
   static NPU_INLINE F mac(F acc, Vector w, Vector x) { return fma(w, x, acc); }
   static NPU_INLINE void pack(Packed* out, const bf16* x, int64_t n) {
+    if (n >= kStep) {
+      store(out, part<0>(x));
+      store(out + W, part<1>(x));
+      return;
+    }
     bf16 tmp[kStep] = {};
     for (int64_t i = 0; i < kStep && i < n; ++i) tmp[i] = x[i];
     store(out, part<0>(tmp));

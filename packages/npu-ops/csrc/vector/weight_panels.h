@@ -1,0 +1,243 @@
+// Panels of weights in the cache, and blocks of results on registers: C[m, 2W] = (or +=) A[m, k] * panel, A row-major in float.
+//
+// A panel holds 2W weight rows, transposed: what one element of A meets lies side by side. Panels of bf16 keep their 16 bits, so that
+// packing writes half as much: [k / 2][2W] pairs of neighbours along k, of which a shift gives the first and a blend the second as
+// floats. Panels of other types are floats: [k][2W].
+#pragma once
+
+#include "vector/gemm.h"
+
+namespace npu_ops {
+namespace {
+
+template <class T>
+struct WeightPanel {
+  static NPU_INLINE int64_t size(int64_t k) { return k * kPanel; }  // floats
+
+  template <class Row>
+  static NPU_INLINE void pack(float* panel, const Row& row, int64_t n, int64_t k) {
+    pack_panel_transposed<T>(panel, row, n, k);
+  }
+  template <int M>
+  static NPU_INLINE void product(float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add) {
+    panel_rows<M>(c, ldc, a, lda, panel, k, add);
+  }
+};
+
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+// In assembly: what the compiler makes of it takes a third longer.
+#define NPU_PAIRS_ROW(at, x, n, m)                    \
+  "vbroadcastss " at ", %%ymm" x "\n\t"               \
+  "vfmadd231ps %%ymm12, %%ymm" x ", %%ymm" n "\n\t"   \
+  "vfmadd231ps %%ymm13, %%ymm" x ", %%ymm" m "\n\t"
+#define NPU_PAIRS_FIVE(at)                                                                                                          \
+  NPU_PAIRS_ROW(at "(%[a])", "14", "0", "1") NPU_PAIRS_ROW(at "(%[a],%[lda])", "15", "2", "3")                                      \
+  NPU_PAIRS_ROW(at "(%[a],%[lda],2)", "14", "4", "5") NPU_PAIRS_ROW(at "(%[a3])", "15", "6", "7") NPU_PAIRS_ROW(at "(%[a3],%[lda])", "14", "8", "9")
+#define NPU_PAIRS_SIX(at) NPU_PAIRS_FIVE(at) NPU_PAIRS_ROW(at "(%[a3],%[lda],2)", "15", "10", "11")
+#define NPU_PAIRS_LOAD(at, n, m) "vmovups " at ", %%ymm" n "\n\tvmovups 32" at ", %%ymm" m "\n\t"
+#define NPU_PAIRS_STORE(at, n, m) "vmovups %%ymm" n ", " at "\n\tvmovups %%ymm" m ", 32" at "\n\t"
+#define NPU_PAIRS_C5(DO) \
+  DO("(%[c])", "0", "1") DO("(%[c],%[ldc])", "2", "3") DO("(%[c],%[ldc],2)", "4", "5") DO("(%[c3])", "6", "7") DO("(%[c3],%[ldc])", "8", "9")
+#define NPU_PAIRS_C6(DO) NPU_PAIRS_C5(DO) DO("(%[c3],%[ldc],2)", "10", "11")
+#define NPU_PAIRS_LOOP(SUMS, ROWS)                                                                                                \
+  asm volatile(SUMS(NPU_PAIRS_LOAD)                                                                                               \
+               ".p2align 5\n\t1:\n\t"                                                                                             \
+               "vmovdqu (%[b]), %%ymm12\n\tvmovdqu 32(%[b]), %%ymm13\n\t"                                                         \
+               "vpslld $16, %%ymm12, %%ymm12\n\tvpslld $16, %%ymm13, %%ymm13\n\t" ROWS("")                                        \
+               "vpblendw $0xaa, (%[b]), %%ymm12, %%ymm12\n\tvpblendw $0xaa, 32(%[b]), %%ymm13, %%ymm13\n\t" ROWS("4")             \
+               "add $8, %[a]\n\tadd $8, %[a3]\n\tadd $64, %[b]\n\tdec %[pairs]\n\tjne 1b\n\t" SUMS(NPU_PAIRS_STORE)               \
+               : [a] "+r"(a), [a3] "+r"(a3), [b] "+r"(b), [pairs] "+r"(pairs)                                                     \
+               : [c] "r"(c), [c3] "r"(c3), [lda] "r"(lda), [ldc] "r"(ldc)                                                         \
+               : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",         \
+                 "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+
+// c[M][16] += a[M][2 * pairs] * b; M is 5 or 6, pairs positive, strides in floats.
+template <int M>
+NPU_INLINE void multiply_pairs(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t pairs) {
+  static_assert(M == 5 || M == 6);
+  const float* a3 = a + 3 * lda;
+  float* c3 = c + 3 * ldc;
+  lda *= sizeof(float);
+  ldc *= sizeof(float);
+  if constexpr (M == 6) NPU_PAIRS_LOOP(NPU_PAIRS_C6, NPU_PAIRS_SIX);
+  else NPU_PAIRS_LOOP(NPU_PAIRS_C5, NPU_PAIRS_FIVE);
+}
+
+#undef NPU_PAIRS_ROW
+#undef NPU_PAIRS_FIVE
+#undef NPU_PAIRS_SIX
+#undef NPU_PAIRS_LOAD
+#undef NPU_PAIRS_STORE
+#undef NPU_PAIRS_C5
+#undef NPU_PAIRS_C6
+#undef NPU_PAIRS_LOOP
+#endif
+
+template <>
+struct WeightPanel<bf16> {
+  static NPU_INLINE int64_t size(int64_t k) { return (k + 1) / 2 * kPanel; }
+
+  // Up to 2W rows of k elements; rows past n and what is past k read as zero. `row(i)` gives a row's address.
+  template <class Row>
+  static NPU_INLINE void pack(float* panel, const Row& row, int64_t n, int64_t k) {
+    for (int64_t first = 0; first < kPanel; first += W) {
+      const bf16* p[W];
+      for (int64_t i = 0; i < W; ++i) p[i] = first + i < n ? row(first + i) : nullptr;
+      int64_t j = 0;
+      if (first + W <= n)
+        for (; j + 2 * W <= k; j += 2 * W) {
+          F r[W];
+#pragma GCC unroll 16
+          for (int i = 0; i < W; ++i) r[i] = load_raw<F>(p[i] + j);
+          transpose(r);
+#pragma GCC unroll 16
+          for (int i = 0; i < W; ++i) store(panel + (j / 2 + i) * kPanel + first, r[i]);
+        }
+      for (; j < k; j += 2 * W) {
+        bf16 rest[W][2 * W] = {};
+        F r[W];
+        for (int64_t i = 0; i < W; ++i) {
+          for (int64_t e = 0; p[i] && e < 2 * W && j + e < k; ++e) rest[i][e] = p[i][j + e];
+          r[i] = load_raw<F>(rest[i]);
+        }
+        transpose(r);
+        for (int64_t i = 0; i < W && j + 2 * i < k; ++i) store(panel + (j / 2 + i) * kPanel + first, r[i]);
+      }
+    }
+  }
+
+  static NPU_INLINE F first_of(const float* pairs) { return from_bits(load_raw<U>(pairs) << 16); }
+  // After the first ones: their lower halves are zeros, so that no register has to hold a mask.
+  static NPU_INLINE F second_of(const float* pairs, [[maybe_unused]] F first) {
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+    return (F)_mm256_blend_epi16((__m256i)first, load_raw<__m256i>(pairs), 0xaa);
+#else
+    return from_bits(load_raw<U>(pairs) & 0xffff0000u);
+#endif
+  }
+
+  template <int M>
+  static NPU_INLINE void product(float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add) {
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+    if constexpr (M >= 5)
+      if (k >= 2) {
+        for (int i = 0; i < M && !add; ++i) store(c + i * ldc, F{}), store(c + i * ldc + W, F{});
+        multiply_pairs<M>(c, ldc, a, lda, panel, k / 2);
+        if (k % 2 == 0) return;
+        a += k - 1;
+        panel += k / 2 * kPanel;
+        k = 1;
+        add = true;
+      }
+#endif
+    F acc[M][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      acc[i][0] = add ? load(c + i * ldc) : F{};
+      acc[i][1] = add ? load(c + i * ldc + W) : F{};
+    }
+    const auto step = [&](int64_t j, F b0, F b1) {
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        F x = set1(a[i * lda + j]);
+        acc[i][0] = fma(x, b0, acc[i][0]);
+        acc[i][1] = fma(x, b1, acc[i][1]);
+      }
+    };
+    int64_t j = 0;
+    for (; j + 2 <= k; j += 2) {
+      const float* b = panel + j / 2 * kPanel;
+      const F b0 = first_of(b), b1 = first_of(b + W);
+      step(j, b0, b1);
+      step(j + 1, second_of(b, b0), second_of(b + W, b1));
+    }
+    if (j < k) step(j, first_of(panel + j / 2 * kPanel), first_of(panel + j / 2 * kPanel + W));
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      store(c + i * ldc, acc[i][0]);
+      store(c + i * ldc + W, acc[i][1]);
+    }
+  }
+};
+
+template <class T, int M>
+NPU_INLINE void some_panel_rows(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add) {
+  if constexpr (M > 0) {
+    if (m == M) return WeightPanel<T>::template product<M>(c, ldc, a, lda, panel, k, add);
+    some_panel_rows<T, M - 1>(m, c, ldc, a, lda, panel, k, add);
+  }
+}
+
+// `between` is called after each group of rows; the groups are of about equal size, for a small one is as slow as a large one.
+template <class T, class Between>
+inline void weight_panel_product(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add,
+                                 const Between& between) {
+  const int64_t groups = ceil_div(m, kRows);
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t i = g * m / groups;
+    some_panel_rows<T, kRows>((g + 1) * m / groups - i, c + i * ldc, ldc, a + i * lda, lda, panel, k, add);
+    between();
+  }
+}
+
+// ---- many rows by a block of panels ----
+constexpr int64_t kBlockPanels = 64 / kPanel < 2 ? 2 : 64 / kPanel;
+constexpr int64_t kBlockColumns = kBlockPanels * kPanel;
+constexpr int64_t kBlockRows = 48;   // of x at a time, as floats, beside the panels in L2
+constexpr int64_t kBlockStep = 256;  // along k, between which the memory is given something to do
+template <class T>
+constexpr int64_t kBlockDepth = sizeof(T) == 2 && __is_same(T, bf16) ? 1024 : 512;  // of a panel
+
+// Fetches `lines` cache lines of each weight row, `offset` elements further, into L2: `step` of them whenever it is called.
+template <class Row>
+struct FetchRows {
+  const Row& row;
+  int64_t offset, lines, step;
+  mutable int64_t at = 0, line = 0;
+
+  void operator()() const {
+    for (int64_t i = 0; i < step && at < kBlockColumns; ++i) {
+      __builtin_prefetch(reinterpret_cast<const char*>(row(at) + offset) + line * 64, 0, 2);
+      if (++line == lines) ++at, line = 0;
+    }
+  }
+};
+
+// c[count][kBlockColumns] = rows of x by panels of weight rows; `x(i)` and `row(j)` are addresses, `rows(panel)` how many of the
+// panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the thread's scratch slots 0, 1.
+template <class T, class X, class Row, class Rows>
+inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
+  constexpr int64_t kDepth = kBlockDepth<T>, lda = kDepth + W;
+  const int64_t size = WeightPanel<T>::size(kDepth);
+  float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kBlockPanels * size));
+  float* a = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockRows * lda));
+  if (k == 0) memset(c, 0, sizeof(float) * count * kBlockColumns);
+  for (int64_t from = 0; from < k; from += kDepth) {
+    const int64_t depth = lesser(kDepth, k - from);
+    for (int64_t j = 0; j < kBlockPanels; ++j)
+      if (rows(j) > 0) WeightPanel<T>::pack(b + j * size, [&](int64_t i) { return row(j * kPanel + i) + from; }, rows(j), depth);
+    // meanwhile the memory is idle
+    const bool deeper = from + depth < k;
+    const int64_t lines = (deeper || ahead) ? lesser(kDepth, deeper ? k - from - depth : k) * static_cast<int64_t>(sizeof(T)) / 64 : 0;
+    const int64_t calls = ceil_div(count, kRows) * kBlockPanels * ceil_div(depth, kBlockStep);
+    const FetchRows<Row> fetch{row, deeper ? from + depth : ahead, greater(1, lines), ceil_div(lines * kBlockColumns, greater(1, calls))};
+    const int64_t parts = ceil_div(count, kBlockRows);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t m = part * count / parts, some = (part + 1) * count / parts - m;
+      for (int64_t i = 0; i < some; ++i) {
+        const T *line = x(m + i) + from, *later = x(lesser(m + i + 2, count - 1)) + from;
+        for_vectors(depth, [&](int64_t j, auto n) {
+          __builtin_prefetch(later + j);
+          store(a + i * lda + j, load_n(line + j, n));
+        });
+      }
+      for (int64_t j = 0; j < kBlockPanels; ++j)
+        for (int64_t step = 0; rows(j) > 0 && step < depth; step += kBlockStep)
+          weight_panel_product<T>(some, c + m * kBlockColumns + j * kPanel, kBlockColumns, a + step, lda, b + j * size + WeightPanel<T>::size(step),
+                                  lesser(kBlockStep, depth - step), from + step > 0, fetch);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace npu_ops
