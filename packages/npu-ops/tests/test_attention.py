@@ -179,6 +179,34 @@ def test_codes(isa, dtype, code, scales, heads, size):
     CodedBatch(*MIXED, heads=heads, size=size, dtype=dtype, code=code, scales=scales).compare(options(scale=0.02))
 
 
+def exact_attention(batch, scale):
+    """Of one query a request, in float64 from the codes."""
+    keys, values = (c[:, 0].double() * s[:, 0, :, None] for c, s in zip(batch.codes, batch.scales, strict=True))
+    out = []
+    for r, length in enumerate(batch.lengths):
+        key, value = (x[batch.table[r].long()].flatten(0, 1)[:length] for x in (keys, values))
+        out.append((batch.query[r].double() @ key.T * scale).softmax(-1) @ value)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("scale", [0.002, 0.02, 0.2], ids=["flat", "soft", "sharp"])
+def test_sixteen_bit_integers_add_little_to_the_rounding_of_the_result(isa, narrow, scale):
+    """Beside int8 codes, queries and weights are rounded to 16 bits: what that adds lies far below bf16's own rounding."""
+    batch = CodedBatch([1, 1, 1], [900, 65, 300], (4, 1), 128, dtype=narrow, code=torch.int8, scales="token")
+    exact = exact_attention(batch, scale)
+    out = batch.run(torch.ops.npu_ops.paged_attention_quantized, *options(scale=scale)).double()
+    rounding = (exact.to(narrow) - exact).square().mean().sqrt()
+    bfloat16_rounding = (exact.bfloat16() - exact).square().mean().sqrt()
+    assert (out - exact).square().mean() <= rounding**2 + (bfloat16_rounding / 16) ** 2
+
+
+def test_float_queries_meet_codes_as_floats(isa):
+    batch = CodedBatch([1, 1, 1], [900, 65, 300], (4, 1), 128, code=torch.int8, scales="token")
+    out = batch.run(torch.ops.npu_ops.paged_attention_quantized, *options(scale=0.02))
+    torch.testing.assert_close(out.double(), exact_attention(batch, 0.02), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
 @pytest.mark.parametrize(("heads", "size"), [((1, 1), 32), ((3, 1), 72), ((7, 1), 112), ((8, 1), 256), ((12, 4), 96)])
 def test_codes_of_other_heads(isa, code, heads, size):

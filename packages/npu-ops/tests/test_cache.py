@@ -82,3 +82,18 @@ def test_codes_equal_the_reference(ops, isa, device, dtype, code, scales, size):
         results.append([kv.view(torch.uint8).cpu(), *(x.cpu() for x in scale)])
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_keys_and_values_may_have_scales_of_two_kinds(ops):
+    """One for all heads beside one a head; only scales by token are another matter."""
+    key, value = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    one, by_head, by_token = torch.tensor(0.02), torch.tensor([0.01, 0.02, 0.03]), torch.zeros(1, 3, 4)
+    caches = [torch.zeros(1, 3, 4, 8, dtype=torch.int8) for _ in range(4)]
+    slots = torch.tensor([1, 3])
+    ops.reshape_and_cache_quantized(key, value, *caches[:2], one, by_head, slots)
+    ops.reshape_and_cache_quantized(key, value, *caches[2:], one.expand(3).contiguous(), by_head, slots)
+    assert caches[0].any()
+    assert torch.equal(caches[0], caches[2])
+    assert torch.equal(caches[1], caches[3])
+    with pytest.raises(RuntimeError, match="by token"):
+        ops.reshape_and_cache_quantized(key, value, *caches[:2], one, by_token, slots)

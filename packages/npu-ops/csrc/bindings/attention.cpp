@@ -115,7 +115,7 @@ void paged_attention_quantized(Tensor output, Tensor query, Tensor key_cache, Te
   NPU_CHECK(code == ScalarType::Float8_e4m3fn || code == ScalarType::Char, "paged_attention_quantized: caches must be float8_e4m3fn or int8.");
   check_scale(key_scale, key_cache, "key_scale");
   check_scale(value_scale, value_cache, "value_scale");
-  NPU_CHECK(key_scale.dim() == value_scale.dim(), "paged_attention_quantized: both scales must be of one kind.");
+  NPU_CHECK((key_scale.dim() == 3) == (value_scale.dim() == 3), "paged_attention_quantized: either both scales are by token, or none is.");
   p.code = code == ScalarType::Char ? Code::int8 : Code::e4m3;
   p.key_scale = static_cast<const float*>(key_scale.data_ptr()), p.value_scale = static_cast<const float*>(value_scale.data_ptr());
   p.token_scales = key_scale.dim() == 3;

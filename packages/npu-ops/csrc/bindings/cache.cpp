@@ -55,7 +55,7 @@ void reshape_and_cache_quantized(Tensor key, Tensor value, Tensor key_cache, Ten
                                  Tensor slot_mapping) {
   check_shapes("reshape_and_cache_quantized", key, value, key_cache, value_cache, slot_mapping);
   check_same_dtype(key_cache, value_cache, "value_cache");
-  NPU_CHECK(key_scale.dim() == value_scale.dim(), "reshape_and_cache_quantized: both scales must be of one kind.");
+  NPU_CHECK((key_scale.dim() == 3) == (value_scale.dim() == 3), "reshape_and_cache_quantized: either both scales are by token, or none is.");
   const ScalarType code = key_cache.scalar_type();
   NPU_CHECK(code == ScalarType::Float8_e4m3fn || code == ScalarType::Char, "reshape_and_cache_quantized: caches must be float8_e4m3fn or int8.");
   const CacheCodesParams params{coded_rows(key, key_cache, key_scale, "key"), coded_rows(value, value_cache, value_scale, "value"),
