@@ -27,9 +27,9 @@ Rows flat_rows_of(const Tensor& x) {
 
 std::tuple<Tensor, Tensor, Tensor> dynamic_int8_quant(Tensor x, bool symmetric) {
   const Rows rows = flat_rows_of(x);
-  Tensor out = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
-  Tensor scale = torch::stable::new_empty(x, std::vector<int64_t>{rows.inner, 1}, ScalarType::Float);
-  Tensor zero = torch::stable::new_empty(x, std::vector<int64_t>{symmetric ? 0 : rows.inner, 1}, ScalarType::Int);
+  Tensor out = empty(x.sizes(), x, ScalarType::Char);
+  Tensor scale = empty({rows.inner, 1}, x, ScalarType::Float);
+  Tensor zero = empty({symmetric ? 0 : rows.inner, 1}, x, ScalarType::Int);
   launch<int8_quant_tiers>(x, "npu_ops::dynamic_int8_quant",
                                                     quant_params(rows, x, out, scale, symmetric ? nullptr : &zero, false));
   return {out, scale, zero};
@@ -40,7 +40,7 @@ Tensor static_int8_quant(Tensor x, Tensor scale, std::optional<Tensor> zero) {
   if (zero) NPU_CHECK(is_int32(*zero) && zero->numel() == 1, "static_int8_quant: zero must be int32 [1].");
   check_same_device(x, scale, "scale");
   const Rows rows = flat_rows_of(x);
-  Tensor out = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
+  Tensor out = empty(x.sizes(), x, ScalarType::Char);
   launch<int8_quant_tiers>(x, "npu_ops::static_int8_quant",
                                                     quant_params(rows, x, out, scale, zero ? &*zero : nullptr, true));
   return out;
@@ -77,7 +77,7 @@ Int8LinearParams weights_of(const Tensor& x, const Rows& rows, const Tensor& wei
 Tensor result_of(const Tensor& x, int64_t n, ScalarType dtype) {
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = n;
-  return torch::stable::new_empty(x, sizes, dtype);
+  return empty(sizes, x, dtype);
 }
 
 Tensor int8_linear(Tensor x, Tensor x_scale, std::optional<Tensor> x_zero, Tensor weight, Tensor weight_scale,

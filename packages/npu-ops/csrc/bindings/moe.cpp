@@ -42,8 +42,8 @@ std::tuple<Tensor, Tensor> select_experts(Tensor logits, int64_t top_k, std::str
     NPU_CHECK(bias->dim() == 1 && bias->size(0) == experts && bias->is_contiguous(), "select_experts: bias must be contiguous [", experts, "].");
     check_same_device(logits, *bias, "bias");
   }
-  Tensor weights = torch::stable::new_empty(logits, Sizes{tokens, top_k}, ScalarType::Float);
-  Tensor ids = torch::stable::new_empty(logits, Sizes{tokens, top_k}, ScalarType::Int);
+  Tensor weights = empty({tokens, top_k}, logits, ScalarType::Float);
+  Tensor ids = empty({tokens, top_k}, logits, ScalarType::Int);
   const SelectExpertsParams params{logits.data_ptr(), bias ? bias->data_ptr() : nullptr, static_cast<float*>(weights.data_ptr()),
                                    static_cast<int32_t*>(ids.data_ptr()), tokens, experts, logits.stride(0), top_k, groups, top_groups,
                                    static_cast<float>(scale), dtype_of(logits, "logits"), bias ? dtype_of(*bias, "bias") : Dtype::fp32,
@@ -68,8 +68,8 @@ Tensor fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor ids
   // only the way of few tokens adds up in one order whatever their number
   const int64_t few = batch_invariant() ? pairs : kFewTokens;
   const int64_t packed_rows = std::min(pairs, few * experts), packed_width = (std::max(hidden, width) + 63) / 64 * 64 + 64;
-  Tensor packed = torch::stable::new_empty(x, Sizes{packed_rows * packed_width}, ScalarType::Float);
-  Tensor lists = torch::stable::new_empty(x, Sizes{6 * experts + pairs}, ScalarType::Int);
+  Tensor packed = empty({packed_rows * packed_width}, x, ScalarType::Float);
+  Tensor lists = empty({6 * experts + pairs}, x, ScalarType::Int);
   const FusedExpertsParams params{shared, w13.data_ptr(), w2.data_ptr(), activated.data_ptr(), static_cast<float*>(packed.data_ptr()),
                                   static_cast<int32_t*>(lists.data_ptr()), w13.stride(1), w2.stride(1), w13.stride(0), w2.stride(0), few};
   launch<fused_experts_tiers>(x, "npu_ops::fused_experts", params);

@@ -31,9 +31,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_dynamic_quant(Tensor x, std::optiona
   NPU_CHECK(symmetric || dtype == ScalarType::Char, "rms_norm_dynamic_quant: floating codes have no zero points, take symmetric.");
   const Rows rows = rows_of(x);
   const int64_t count = rows.outer * rows.inner;
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), dtype);
-  Tensor scale = torch::stable::new_empty(x, std::vector<int64_t>{count, 1}, ScalarType::Float);
-  Tensor zero = torch::stable::new_empty(x, std::vector<int64_t>{symmetric ? 0 : count, 1}, ScalarType::Int);
+  Tensor codes = empty(x.sizes(), x, dtype);
+  Tensor scale = empty({count, 1}, x, ScalarType::Float);
+  Tensor zero = empty({symmetric ? 0 : count, 1}, x, ScalarType::Int);
   NormQuantParams params = params_of("rms_norm_dynamic_quant", rows, residual, weight, eps, codes, scale);
   params.zero = symmetric ? nullptr : static_cast<int32_t*>(zero.data_ptr());
   launch<norm_quant_tiers>(x, "npu_ops::rms_norm_dynamic_quant", params);
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_dynamic_quant(Tensor x, std::optiona
 Tensor rms_norm_static_quant(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, Tensor scale, ScalarType dtype) {
   NPU_CHECK(scale.scalar_type() == ScalarType::Float && scale.numel() == 1, "rms_norm_static_quant: scale must be float32 [1].");
   check_same_device(x, scale, "scale");
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), dtype);
+  Tensor codes = empty(x.sizes(), x, dtype);
   NormQuantParams params = params_of("rms_norm_static_quant", rows_of(x), residual, weight, eps, codes, scale);
   params.is_static = true;
   launch<norm_quant_tiers>(x, "npu_ops::rms_norm_static_quant", params);

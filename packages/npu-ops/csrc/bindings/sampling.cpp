@@ -9,7 +9,7 @@ namespace {
 Tensor argmax(Tensor logits) {
   NPU_CHECK(logits.dim() == 2 && logits.size(1) > 0, "argmax: logits must be [rows, vocabulary > 0].");
   check_dense_rows(logits, "logits");
-  Tensor out = torch::stable::new_empty(logits, std::vector<int64_t>{logits.size(0)}, ScalarType::Long);
+  Tensor out = empty({logits.size(0)}, logits, ScalarType::Long);
   const ArgmaxParams params{logits.data_ptr(), static_cast<int64_t*>(out.data_ptr()), logits.size(0), logits.size(1), logits.stride(0),
                             dtype_of(logits, "logits")};
   launch<argmax_tiers>(logits, "npu_ops::argmax", params);
@@ -50,7 +50,7 @@ void min_p(Tensor logits, Tensor bound) {
 
 Tensor random_sample(Tensor logits, Tensor uniform) {
   check_logits(logits, "random_sample");
-  Tensor out = torch::stable::new_empty(logits, std::vector<int64_t>{logits.size(0)}, ScalarType::Long);
+  Tensor out = empty({logits.size(0)}, logits, ScalarType::Long);
   const RandomSampleParams params{static_cast<const float*>(logits.data_ptr()),
                                   one_a_row<double>(uniform, logits, ScalarType::Double, "random_sample: uniform must be one float64"),
                                   static_cast<int64_t*>(out.data_ptr()), logits.size(0), logits.size(1), logits.stride(0)};
@@ -77,9 +77,9 @@ std::tuple<Tensor, Tensor, Tensor> top_logprobs(Tensor logprobs, Tensor tokens, 
   check_logits(logprobs, "top_logprobs");
   const int64_t rows = logprobs.size(0);
   NPU_CHECK(n >= 0 && n <= logprobs.size(1), "top_logprobs: n must be between 0 and the vocabulary's ", logprobs.size(1), ", got ", n, ".");
-  Tensor indices = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows, n + 1}, ScalarType::Int);
-  Tensor values = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows, n + 1});
-  Tensor ranks = torch::stable::new_empty(logprobs, std::vector<int64_t>{rows}, ScalarType::Long);
+  Tensor indices = empty({rows, n + 1}, logprobs, ScalarType::Int);
+  Tensor values = empty({rows, n + 1}, logprobs);
+  Tensor ranks = empty({rows}, logprobs, ScalarType::Long);
   const TopLogprobsParams params{static_cast<const float*>(logprobs.data_ptr()),
                                  one_a_row<int64_t>(tokens, logprobs, ScalarType::Long, "top_logprobs: tokens must be one int64"),
                                  static_cast<int32_t*>(indices.data_ptr()), static_cast<float*>(values.data_ptr()),

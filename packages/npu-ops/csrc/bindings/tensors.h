@@ -48,9 +48,8 @@ inline Tensor with_dense_rows(const Tensor& t) {
   return t.size(t.dim() - 1) <= 1 || t.stride(t.dim() - 1) == 1 ? t : torch::stable::contiguous(t);
 }
 
-inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {
-  return torch::stable::new_empty(like, sizes);
-}
+// A contiguous tensor without values on the device of `like`, of its dtype if none is given.
+Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, const Tensor& like, std::optional<ScalarType> dtype = std::nullopt);
 inline std::vector<int64_t> sizes_of(const Tensor& t) { return std::vector<int64_t>(t.sizes().begin(), t.sizes().end()); }
 
 // Rows of a tensor as (outer, inner) with two strides, when its leading dimensions collapse to that; a copy otherwise.
