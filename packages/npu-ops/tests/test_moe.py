@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import npu_ops
 from npu_ops.op import OPS
 
 PLAIN = ("silu", False, 1.0, 0.0, math.inf, False)  # activation, interleaved, alpha, beta, limit, weigh_input
@@ -117,9 +118,10 @@ def test_strided_rows_and_nothing(ops, isa):
 
 def test_a_token_is_the_same_in_any_company(ops, isa):
     """As long as no expert gets more tokens than the kernel multiplies row by row; see test_batch_invariance.py."""
-    arguments = [*layer(torch.bfloat16, 4, 128, 48, 4, 2), *PLAIN]
+    tokens = 4 if npu_ops.native.isa() == "amx" else 12  # above 4 rows of bfloat16 amx goes to its tiles
+    arguments = [*layer(torch.bfloat16, tokens, 128, 48, 4, 2), *PLAIN]
     together = ops.fused_experts(*arguments)
-    for i in range(4):
+    for i in range(tokens):
         alone = [arguments[0][i : i + 1], *arguments[1:3], arguments[3][i : i + 1], arguments[4][i : i + 1]]
         assert torch.equal(ops.fused_experts(*alone, *arguments[5:]), together[i : i + 1])
 
