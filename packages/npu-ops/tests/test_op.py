@@ -32,6 +32,8 @@ CASES = {
     "xielu": lambda: (torch.randn(3, 16), torch.randn(1), torch.randn(1), 0.5, -1e-6),
     "layer_norm": lambda: (torch.randn(3, 16), torch.randn(16), torch.randn(16), 1e-6, True),
     "linear": lambda: (torch.randn(3, 16), torch.randn(8, 16), None),
+    "linear_silu_and_mul": lambda: (torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)),
+    "linear_add_": lambda: (torch.randn(3, 8), torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)),
     "lora_shrink": lambda: (
         torch.zeros(1, 3, 4),
         torch.randn(3, 16),

@@ -9,10 +9,19 @@ struct LinearParams {
   const void* x;     // [m, k], rows ldx elements apart
   const void* w;     // [n, k], rows ldw elements apart
   const void* bias;  // [n] or null
-  void* out;         // [m, n] contiguous
-  int64_t m, n, k, ldx, ldw;
+  void* out;         // [m, n], rows ldo elements apart
+  int64_t m, n, k, ldx, ldw, ldo;
   Dtype dtype;
 };
+
+// The product of x's rows [first, first + count).
+template <class T>
+inline LinearParams some_rows(LinearParams p, int64_t first, int64_t count) {
+  p.x = static_cast<const T*>(p.x) + first * p.ldx;
+  p.out = static_cast<T*>(p.out) + first * p.ldo;
+  p.m = count;
+  return p;
+}
 
 NPU_KERNEL(linear, LinearParams)
 // Whether torch's own linear is the faster one for this shape.

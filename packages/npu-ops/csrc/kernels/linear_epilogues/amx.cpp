@@ -1,0 +1,1 @@
+#include "kernels/linear_epilogues/linear_epilogues.inc"
