@@ -10,6 +10,7 @@ import torch
 from tests.support import models, quantized_experts
 from tests.support.engine_run import run_engine
 from tests.support.quantized import Rounding
+from tests.support.quantized_experts import eight, packed
 from tests.support.transformers_reference import load, next_token_logprobs
 
 if TYPE_CHECKING:
@@ -24,21 +25,6 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 32 << 20,
     "enforce_eager": True,
 }
-
-
-def packed(bits: int, strategy: str, symmetric: bool = True, **more: Any) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": symmetric, **more}
-    return {"weights": weights, "format": "pack-quantized"}
-
-
-def eight(kind: str, weights: str, inputs: str, **more: Any) -> dict[str, Any]:
-    base = {"num_bits": 8, "type": kind, "symmetric": True}
-    size = {"group_size": 128} if inputs == "group" else {}
-    return {
-        "weights": {**base, "strategy": weights, **more},
-        "input_activations": {**base, "strategy": inputs, "dynamic": inputs != "tensor", **size},
-        "format": "int-quantized" if kind == "int" else "float-quantized",
-    }
 
 
 def fp8(_: str, weight: torch.Tensor) -> torch.Tensor:

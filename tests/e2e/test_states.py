@@ -31,7 +31,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Engi
     """Chunked prompts, mixed batches, requests in slots that others left, decode graphs with padding."""
     folder = tmp_path_factory.mktemp("states")
     made = {name: make(folder / name) for name, make in models.RECURRENT.items()}
-    rounds = [{"prompts": PROMPTS, "sampling": {"temperature": 0.0, "max_tokens": NEW}}]
+    sampling = {"temperature": 0.0, "max_tokens": NEW}
+    # one token by itself looks like a decode, in a slot that another request left
+    rounds = [{"prompts": prompts, "sampling": sampling} for prompts in (PROMPTS, PROMPTS[1:2])]
     outcome = run_engines(folder, list(made.values()), rounds, **ENGINE)
     return {name: (made[name], run) for name, run in zip(made, outcome, strict=True)}
 
@@ -43,6 +45,7 @@ def test_greedy_tokens(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> No
     assert run.graphs_captured > 0
     assert "Prefix caching is off" in run.log
     reference = load(model)
+    assert run.tokens(1) == run.tokens(0)[1:2]
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
         assert len(output) == NEW
         assert_greedy(reference, prompt, output)

@@ -144,22 +144,6 @@ def test_preemption(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         assert_greedy(load(model), prompt, output)
 
 
-def test_batch_invariance(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """Alone, in a batch whose chunks end anywhere, and after hits in the prefix cache: the same bits of the logprobs."""
-    model, prompts = checkpoint("gemma3"), models.prompt_token_ids([300, 1, 33, 513, 40, 129], seed=8)
-    sampling = {**GREEDY, "logprobs": 1}
-    several = [{"prompts": prompts, "sampling": sampling}] * 2
-    rounds = [*({"prompts": [prompt], "sampling": sampling} for prompt in prompts), *several]
-    settings = {**ENGINE, "dtype": "bfloat16", "max_num_batched_tokens": 96, "max_model_len": 640}
-    run = run_engine(tmp_path, model, rounds, {"VLLM_BATCH_INVARIANT": "1"}, **settings)
-    alone = [one for (one,) in run.rounds[: len(prompts)]]
-    assert max(output["cached"] for output in run.rounds[-1]) > 400
-    for together in run.rounds[-2:]:
-        for output, same in zip(together, alone, strict=True):
-            assert output["tokens"] == same["tokens"]
-            assert output["logprobs"] == same["logprobs"]
-
-
 @pytest.mark.parametrize(("name", "start"), [("llama", "spawn"), ("gemma3", "fork")])
 def test_tensor_parallel(name: str, start: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     model, prompts = checkpoint(name), models.prompt_token_ids(LENGTHS[:12])

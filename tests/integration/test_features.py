@@ -112,12 +112,23 @@ def test_the_v2_runner_is_refused(base: dict[str, Any]) -> None:
     assert "unset VLLM_USE_V2_MODEL_RUNNER" in done.stdout or "Model Runner V2 requires Triton" in done.stdout
 
 
-def test_batch_invariance_where_all_kernels_have_it(base: dict[str, Any]) -> None:
-    cases = {"dense": base, "ranks": base | {"tensor_parallel_size": 4}}
+def test_batch_invariance_where_all_sums_have_an_order(base: dict[str, Any], tmp_path: Path) -> None:
+    mean, states = tmp_path / "mean", tmp_path / "states"
+    cases = {
+        "dense": base,
+        "ranks": base | {"tensor_parallel_size": 4},
+        "hosts": base | {"tensor_parallel_size": 4, "nnodes": 2, "distributed_executor_backend": "mp"},
+        "mean": base
+        | {"model": str(models.tiny_bert(mean)), "runner": "pooling", "pooler_config": {"seq_pooling_type": "MEAN"}},
+        "states": base | {"model": str(models.tiny_mamba(states)), "mamba_ssm_cache_dtype": "float16"},
+    }
     invariant = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
     said = run(CONFIGURE, cases, **invariant).stdout
-    assert '"dense": "accepted"' in said
-    assert "does not cover sums over more than two tensor-parallel ranks" in said
+    said = json.loads(said.split("SAID ")[1])
+    assert [said[name] for name in ("dense", "ranks")] == ["accepted"] * 2
+    assert "more than two ranks on several hosts" in said["hosts"]
+    assert "choose another seq_pooling_type" in said["mean"]
+    assert "leave out --mamba-ssm-cache-dtype" in said["states"]
     assert "pip install npu-ops" in run(CONFIGURE, {"dense": base}, VLLM_PLUGINS="npu", **invariant).stdout
 
 

@@ -42,6 +42,23 @@ def gptq(folder: Path, rounding: Rounding) -> Path:
     return _qwen3(folder, lambda name, w: gptq_tensors(name, rounding(w)), config, num_hidden_layers=2)
 
 
+def packed(bits: int, strategy: str, symmetric: bool = True, **more: Any) -> dict[str, Any]:
+    """Return a scheme of compressed-tensors whose weights are integers packed into int32."""
+    weights = {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": symmetric, **more}
+    return {"weights": weights, "format": "pack-quantized"}
+
+
+def eight(kind: str, weights: str, inputs: str, **more: Any) -> dict[str, Any]:
+    """Return a scheme of compressed-tensors with weights and inputs of eight bits."""
+    base = {"num_bits": 8, "type": kind, "symmetric": True}
+    size = {"group_size": 128} if inputs == "group" else {}
+    return {
+        "weights": {**base, "strategy": weights, **more},
+        "input_activations": {**base, "strategy": inputs, "dynamic": inputs != "tensor", **size},
+        "format": "int-quantized" if kind == "int" else "float-quantized",
+    }
+
+
 def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
     """compressed-tensors: a scheme for the experts of each layer."""
     made = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -126,10 +127,11 @@ def test_lora(ops, isa, dtype):
 class Cache:
     """One request's keys and values in blocks, beside those of others."""
 
-    def __init__(self, dtype, length, heads, size, code=None):
+    def __init__(self, dtype, length, heads, size, code=None, latent=0):
         self.heads, self.size, self.length, self.dtype, self.code = heads, size, length, dtype, code
         blocks = -(-length // 16)
-        self.kv = torch.randn(2 * blocks, heads[1], 16, 2 * size).to(dtype)
+        self.kv = torch.randn(2 * blocks, heads[1], 16, size if latent else 2 * size).to(dtype)
+        self.values = slice(0, latent) if latent else slice(size, None)
         self.scales = ()
         if code is not None:
             self.kv = (torch.randn_like(self.kv, dtype=torch.float32) * 9).to(code)
@@ -145,26 +147,35 @@ class Cache:
             query = torch.cat((self.query[start:end], self.query[:30])) if company else self.query[start:end]
             starts = [0, end - start, end - start + 30] if company else [0, end - start]
             tables, lengths = (self.tables, [end, 30]) if company else (self.tables[:1], [end])
-            out = torch.empty_like(query)
-            cache = (self.kv[..., :size], self.kv[..., size:], *self.scales)
+            cache = (self.kv[..., :size], self.kv[..., self.values], *self.scales)
+            out = query.new_empty(*query.shape[:2], cache[1].shape[-1])
             op = ops.paged_attention if self.code is None else ops.paged_attention_quantized
             op(out, query, *cache, tables, torch.tensor(starts).int(), torch.tensor(lengths).int(), *options)
             parts.append(out[: end - start])
         return torch.cat(parts)
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (7, 1), (40, 2)])
-@pytest.mark.parametrize("window", [-1, 50])
-@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
-def test_attention_however_a_prompt_is_cut(isa, dtype, heads, window, code):
+def check_cuts(cache, options):
     """At once, in chunks that end anywhere, and token by token at its end, as after a hit in the prefix cache."""
-    length = 150 if isa == "scalar" else 333
-    cache = Cache(dtype, length, heads, 72, code)
-    options = (0.1, True, window, -1, 0.0, None, torch.randn(heads[0]))
+    length = cache.length
     whole = cache.attend([(0, length)], options)
     assert not whole.isnan().any()
     chunks = [(0, 1), (1, 70), (70, 71), (71, length - 3), *((i, i + 1) for i in range(length - 3, length))]
     assert torch.equal(cache.attend(chunks, options), whole)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1), (40, 2)])
+@pytest.mark.parametrize("window", [-1, 50])
+@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
+def test_attention_however_a_prompt_is_cut(isa, dtype, heads, window, code):
+    cache = Cache(dtype, 150 if isa == "scalar" else 333, heads, 72, code)
+    check_cuts(cache, (0.1, True, window, -1, 0.0, None, torch.randn(heads[0])))
+
+
+@pytest.mark.parametrize("heads", [4, 16, 40])
+def test_attention_to_latents_however_a_prompt_is_cut(isa, dtype, heads):
+    cache = Cache(dtype, 100 if isa == "scalar" else 200, (heads, 1), 320, latent=256)
+    check_cuts(cache, (0.1, True, -1, -1, 0.0, None, None))
 
 
 def test_attention_without_a_cache(ops, isa, dtype):
@@ -178,6 +189,61 @@ def test_attention_without_a_cache(ops, isa, dtype):
         return out
 
     assert torch.equal(attend([9, 71])[:9], attend([9]))
+
+
+@pytest.mark.parametrize("name", ["mamba-1", "mamba-2", "delta", "convolution"])
+def test_states_however_a_prompt_is_cut(ops, isa, dtype, name):
+    """Those of the recurrences in float32, as narrower ones are rounded at each cut."""
+    tokens, heads, width, size = 75, 3, 24, 20
+
+    def rows(*shape):
+        return torch.randn(tokens, *shape).to(dtype)
+
+    channels = 2 * size + heads * width
+    a_by_channel, a, bias = -torch.rand(heads * width, size), -torch.rand(heads), torch.randn(heads).to(dtype)
+    x, dt, b, c = rows(heads, width), rows(heads), rows(1, size), rows(1, size)
+    whole = heads * width  # Mamba-1 has one head
+    cases = {
+        "mamba-1": (
+            lambda y, at, *of: ops.selective_scan(
+                y[:, None], x[at].reshape(-1, 1, whole), dt_by_channel[at], a_by_channel, b[at], c[at], *[None] * 3, *of
+            ),
+            (whole,),
+            (1, whole, size),
+        ),
+        "mamba-2": (
+            lambda y, at, *of: ops.selective_scan(y, x[at], dt[at], a, b[at], c[at], *[None] * 3, *of),
+            (heads, width),
+            (heads, width, size),
+        ),
+        "delta": (
+            lambda y, at, *of: ops.gated_delta_rule(y, qkv[at], dt[at], gate[at], a, bias, *of),
+            (heads, width),
+            (heads, width, size),
+        ),
+        "convolution": (
+            lambda y, at, *of: y.copy_(ops.causal_conv1d(qkv[at], taps, None, *of, True)),
+            (channels,),
+            (channels, 3),
+        ),
+    }
+    dt_by_channel, qkv, gate, taps = rows(whole), rows(channels), rows(heads), torch.randn(channels, 4).to(dtype)
+    op, shape, state_shape = cases[name]
+    slot = torch.tensor([1], dtype=torch.int32)
+
+    def run(*bounds):
+        y = torch.zeros(tokens, *shape, dtype=dtype)
+        state = torch.full((2, *state_shape), 5.0, dtype=dtype if name == "convolution" else torch.float32)
+        for start, stop in itertools.pairwise(bounds):
+            at = slice(start, stop)
+            decode = start > 0 and stop == start + 1
+            requests = (None, None) if decode else (torch.tensor([0, stop - start]).int(), torch.tensor([start > 0]))
+            op(y[at], at, state, slot, *requests)
+        return y, state[1]
+
+    expected = run(0, tokens)
+    for bounds in ((0, 1, 2, 40, 41, tokens), range(tokens + 1)):
+        assert all(map(torch.equal, run(*bounds), expected))
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul", "top_k_top_p"])

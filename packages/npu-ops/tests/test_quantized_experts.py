@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import npu_ops
 from npu_ops import panels
 from npu_ops.definitions.moe import experts_of
 from npu_ops.op import OPS
@@ -193,10 +194,23 @@ def test_on_each_device_and_in_a_graph(device, name):
 
 @pytest.mark.parametrize("name", ["int4", "mxfp4", "int8"])
 def test_a_token_is_the_same_in_any_company(isa, name):
-    layer = Layer(name, torch.bfloat16, 1100, 64, 32, 2, 1)  # more than one part
+    check_company(Layer(name, torch.bfloat16, 1100, 64, 32, 2, 1))  # more than one part
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-token", "fp8-block"])
+def test_a_token_is_the_same_in_any_company_if_that_is_asked_for(isa, name):
+    layer = Layer(name, torch.bfloat16, 120, 1088, 32, 2, 1)
+    npu_ops.native.set_batch_invariant(on=True)
+    try:
+        check_company(layer)
+    finally:
+        npu_ops.native.set_batch_invariant(on=False)
+
+
+def check_company(layer):
     together = layer.run()
     x, weights, ids = layer.x, layer.weights, layer.ids
-    for i in (0, 700, 1099):
+    for i in (0, len(x) // 2, len(x) - 1):
         layer.x, layer.weights, layer.ids = x[i : i + 1], weights[i : i + 1], ids[i : i + 1]
         assert torch.equal(layer.run(), together[i : i + 1])
 

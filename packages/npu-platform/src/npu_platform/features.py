@@ -56,6 +56,12 @@ def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
     cache.mamba_block_size = model.max_model_len
 
 
+def keep_states_in_float32(vllm_config: VllmConfig) -> None:
+    """Do so in batch-invariant mode: a narrower state would be rounded wherever a prompt is cut."""
+    if vllm_envs.VLLM_BATCH_INVARIANT and vllm_config.cache_config.mamba_ssm_cache_dtype == "auto":
+        vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
+
+
 def disable_fusion_passes(vllm_config: VllmConfig) -> None:
     """Switch vLLM's fusion passes off: their classes are imported on CUDA and XPU only, so they would not be found."""
     compilation = vllm_config.compilation_config
@@ -138,21 +144,22 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _batch_invariance(vllm_config: VllmConfig) -> Iterator[str]:
-    """Refuse what runs, in part, through torch's own products and sums: their order depends on the batch."""
+    """Refuse sums whose order depends on the batch."""
     if not hasattr(torch.ops.npu_ops, "_set_batch_invariant"):
         yield "VLLM_BATCH_INVARIANT needs the kernels of npu-ops: pip install npu-ops, or unset it."
-    model = vllm_config.model_config
-    not_covered = {
-        "sums over more than two tensor-parallel ranks": vllm_config.parallel_config.tensor_parallel_size > _SUM_OF_TWO
-    }
-    if model is not None:
-        not_covered |= {
-            "models with multi-head latent attention": model.use_mla,
-            "the encoders of multimodal models": model.is_multimodal_model or model.is_encoder_decoder,
-            "pooling models": model.runner_type == "pooling",
-            "models with states": model.is_hybrid or model.is_attention_free,
-            "quantised experts": model.is_moe and model.quantization is not None,
-        }
-    for what, asked in not_covered.items():
-        if asked:
-            yield f"Batch-invariant mode does not cover {what} on npu: unset VLLM_BATCH_INVARIANT."
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.tensor_parallel_size > _SUM_OF_TWO and parallel.nnodes > 1:
+        yield "Batch-invariant mode has no sums over more than two ranks on several hosts: unset VLLM_BATCH_INVARIANT."
+    if model is None:
+        return
+    if model.runner_type == "pooling" and model.pooler_config and model.pooler_config.seq_pooling_type == "MEAN":
+        yield (
+            "vLLM takes means of differences of sums over the whole batch, which is not batch-invariant: "
+            "choose another seq_pooling_type, or unset VLLM_BATCH_INVARIANT."
+        )
+    states = vllm_config.cache_config.mamba_ssm_cache_dtype
+    if (model.is_hybrid or model.is_attention_free) and states not in ("auto", "float32"):
+        yield (
+            f"Batch-invariant mode keeps states in float32, not {states}, which would round them wherever a prompt is "
+            "cut: leave out --mamba-ssm-cache-dtype, or unset VLLM_BATCH_INVARIANT."
+        )

@@ -25,6 +25,7 @@ class NPUModelRunner(GPUModelRunner):
         """Build vLLM's runner for `device`."""
         with compat.torch_cuda_streams_on_npu():
             super().__init__(vllm_config, device)
+        self._has_states = self.model_config.is_hybrid or self.model_config.is_attention_free
         config = NPUConfig.from_additional_config(vllm_config.additional_config)
         if config.sampler == "npu_ops" and hasattr(torch.ops.npu_ops, "top_k_top_p"):
             from npu_platform.sampling.sampler import NPUSampler
@@ -54,6 +55,15 @@ class NPUModelRunner(GPUModelRunner):
         with compat.torch_cuda_streams_on_npu():
             return super().sample_tokens(*args, **kwargs)
 
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, num_reqs: int, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        # vLLM tells a decode by its one token, but a prompt of one token has no state yet, which no graph knows.
+        if self._has_states and kwargs.get("force_uniform_decode") is None:
+            begins = bool((self.input_batch.num_computed_tokens_cpu[:num_reqs] == 0).any())
+            kwargs["force_eager"] = kwargs.get("force_eager", False) or begins
+        return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *args, **kwargs)
+
     def _dummy_run(self, *args: Any, is_profile: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         # The memory profile wants the allocations of the largest batch. Its time is that of the linear layers; vLLM
         # itself expects any values in what comes out.
@@ -64,7 +74,7 @@ class NPUModelRunner(GPUModelRunner):
     def _zero_block_ids(self, block_ids: list[int]) -> None:
         # vLLM's own is a Triton kernel over raw addresses.
         blocks = torch.tensor(block_ids, device=self.device)
-        # States of state-space layers are lists; a request without one starts from zero whatever is there.
+        # States of state-space layers are lists; a request's first tokens start from zero whatever is there.
         caches = {cache.data_ptr(): cache for cache in self.kv_caches if isinstance(cache, torch.Tensor)}
         for cache in caches.values():
             cache.index_fill_(0, blocks, 0)

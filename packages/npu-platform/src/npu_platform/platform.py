@@ -125,7 +125,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Choose no compilation and decode graphs, where the user chose nothing; no prefix cache of states.
+        """Choose no compilation and decode graphs, where the user chose nothing; what states need.
 
         This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late.
         """
@@ -133,6 +133,7 @@ class NPUPlatform(Platform):
 
         apply_graph_defaults(vllm_config)
         features.disable_prefix_caching_of_states(vllm_config)
+        features.keep_states_in_float32(vllm_config)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:

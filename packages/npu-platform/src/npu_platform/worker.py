@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.mem_utils import MemorySnapshot
@@ -15,7 +16,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import compat
+from npu_platform import batch_invariance, compat
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
@@ -58,6 +59,8 @@ class NPUWorker(Worker):
                 self.local_rank,
                 current_platform.dist_backend,
             )
+        if vllm_envs.VLLM_BATCH_INVARIANT:
+            batch_invariance.register_products()
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()

@@ -45,8 +45,8 @@ NPU_INLINE void put_row(const Epilogue& epilogue, int64_t m, int64_t column, int
   });
 }
 
-// All rows of x by the weight rows of columns [column, column + columns): the gates', then the ups', for the memory gives two streams at
-// a time whose addresses differ by a power of two at half its speed. `more`: another group follows.
+// All rows of x by the weight rows of columns [column, column + columns): the gates', then the ups', since both in one group, two
+// streams of memory, took longer. `more`: another group follows.
 template <class T, class Epilogue>
 inline void group_of_rows(const LinearParams& p, const Epilogue& epilogue, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t column,
                           int64_t columns, bool more) {

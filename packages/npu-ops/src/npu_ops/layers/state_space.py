@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNormGated
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer import MambaMixer
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, Mixer2RMSNormGated
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
+from vllm.v1.attention.backend import AttentionBackend
 
 ops = torch.ops.npu_ops
 
@@ -33,11 +35,22 @@ class Part:
         return self.state_indices, self.query_start_loc, self.has_initial_state
 
 
-@MambaMixer.register_oot(name="MambaMixer")
-class NpuMambaMixer(MambaMixer):
-    """Mamba-1 on the kernels."""
+class LayerWithKernels(MambaBase):
+    """What the layers below have in common."""
 
     has_npu_kernels = True
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """Return what builds a step's metadata.
+
+        vLLM's own method refuses batch-invariant mode for its Triton kernels; these update a state token by token.
+        """
+        return self.mamba_type.get_class()
+
+
+@MambaMixer.register_oot(name="MambaMixer")
+class NpuMambaMixer(LayerWithKernels, MambaMixer):
+    """Mamba-1 on the kernels."""
 
     def forward_impl(self, hidden_states: Tensor, output: Tensor) -> None:
         """hidden_states: [T, H]; writes output [T, H]."""
@@ -68,10 +81,8 @@ class NpuMambaMixer(MambaMixer):
 
 
 @MambaMixer2.register_oot(name="MambaMixer2")
-class NpuMambaMixer2(MambaMixer2):
+class NpuMambaMixer2(LayerWithKernels, MambaMixer2):
     """Mamba-2 on the kernels."""
-
-    has_npu_kernels = True
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """projected_states: [T, gate, convolved, dt side by side]; writes output [T, heads * width]."""
@@ -103,10 +114,8 @@ class NpuMambaMixer2(MambaMixer2):
 
 
 @ShortConv.register_oot(name="ShortConv")
-class NpuShortConv(ShortConv):
+class NpuShortConv(LayerWithKernels, ShortConv):
     """LFM2's gated short convolution on the kernel."""
-
-    has_npu_kernels = True
 
     def forward_cuda(self, hidden_states: Tensor, output: Tensor) -> None:
         """hidden_states: [T, H]; writes output [T, H]; vLLM calls this name on every device but the CPU."""
@@ -125,10 +134,8 @@ class NpuShortConv(ShortConv):
 
 
 @QwenGatedDeltaNetAttention.register_oot(name="QwenGatedDeltaNetAttention")
-class NpuQwenGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
+class NpuQwenGatedDeltaNetAttention(LayerWithKernels, QwenGatedDeltaNetAttention):
     """The gated delta net of Qwen3-Next and Qwen3.5 on the kernels."""
-
-    has_npu_kernels = True
 
     def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         """mixed_qkv: [T, q, k, v side by side]; a, b: [T, heads]; writes core_attn_out [T, heads, width]."""

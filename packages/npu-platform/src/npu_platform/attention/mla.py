@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import vllm.envs as vllm_envs
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonImpl,
     MLACommonMetadata,
     MLACommonMetadataBuilder,
+    QueryLenSupport,
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionLayer, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
@@ -50,7 +52,7 @@ class NPUMLABackend(MLACommonBackend):
     @staticmethod
     def get_builder_cls() -> type[NPUMLAMetadataBuilder]:
         """Return the builder of a step's metadata."""
-        return NPUMLAMetadataBuilder
+        return BatchInvariantMetadataBuilder if vllm_envs.VLLM_BATCH_INVARIANT else NPUMLAMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
@@ -62,6 +64,11 @@ class NPUMLABackend(MLACommonBackend):
         """Return that any size of a latent will do."""
         return []
 
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Return whether npu-ops' kernels, which have the mode, serve."""
+        return kernels.has_native_ops()
+
 
 class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's builder; graphs are recorded for steps of one token a request."""
@@ -71,6 +78,20 @@ class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         """Return that decode can be recorded where the native kernels serve."""
         native = kernels.has_native_ops()
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if native else AttentionCGSupport.NEVER
+
+
+class BatchInvariantMetadataBuilder(NPUMLAMetadataBuilder):
+    """Lets all queries count as decode, so that prompts, too, attend to the latents.
+
+    Or else a token's result would depend on where a chunk of its prompt ends.
+    """
+
+    query_len_support = QueryLenSupport.VARLEN
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build vLLM's builder; arguments are those of ``MLACommonMetadataBuilder``."""
+        super().__init__(*args, **kwargs)
+        self.reorder_batch_threshold = self.vllm_config.scheduler_config.max_num_batched_tokens
 
 
 class NPUMLAPrefill(MLAPrefillBackend):
