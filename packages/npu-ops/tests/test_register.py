@@ -199,3 +199,32 @@ print("swapped")
 """
     )
     assert run(code)[-1] == "swapped"
+
+
+def test_patch_embeddings_equal_torchs_convolutions():
+    code = (
+        PRELUDE
+        + """
+from vllm.model_executor.layers.conv import Conv2dLayer, Conv3dLayer
+conv = torch.nn.functional
+with set_current_vllm_config(config):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        for bias in (True, False):
+            image = Conv2dLayer(3, 20, (4, 6), stride=(4, 6), bias=bias, params_dtype=dtype)
+            video = Conv3dLayer(3, 20, (2, 4, 4), stride=(2, 4, 4), bias=bias, params_dtype=dtype)
+            strided = Conv2dLayer(3, 20, 3, stride=2, padding=1, bias=bias, params_dtype=dtype)
+            for layer in (image, video, strided):
+                for parameter in layer.parameters():
+                    torch.nn.init.normal_(parameter)
+            # sizes that are no multiples: what is left over belongs to no patch
+            for layer, convolve, shape in (
+                (image, conv.conv2d, (2, 3, 9, 19)), (video, conv.conv3d, (2, 3, 4, 9, 8)), (strided, conv.conv2d, (1, 3, 9, 9))
+            ):
+                print(type(layer).__name__)
+                x = torch.randn(shape, dtype=dtype)
+                bias_of = None if layer.bias is None else layer.bias.double()
+                expected = convolve(x.double(), layer.weight.double(), bias_of, layer.stride, layer.padding)
+                torch.testing.assert_close(layer(x).double(), expected, rtol=tolerance, atol=tolerance * 10)
+"""
+    )
+    assert set(run(code)) == {"NpuConv2dLayer", "NpuConv3dLayer"}
