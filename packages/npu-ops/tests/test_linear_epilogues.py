@@ -11,9 +11,10 @@ from npu_ops.op import OPS
 
 
 def layer(dtype, rows, n, k, *, bias=True):
-    """Arguments of linear_silu_and_mul; those of linear_add_ behind a residual."""
-    x, weight = torch.randn(rows, k), torch.randn(n, k) / math.sqrt(k)
-    return x.to(dtype), weight.to(dtype), torch.randn(n).to(dtype) if bias else None
+    """Arguments of linear_silu_and_mul; those of linear_add_ behind a residual. Their product is ours in every tier."""
+    x, weight = torch.randn(rows, k), (torch.randn(n, k) / math.sqrt(k)).to(dtype)
+    torch.ops.npu_ops._choose_linear(weight, n, k, 0xFFFF, 0)
+    return x.to(dtype), weight, torch.randn(n).to(dtype) if bias else None
 
 
 def doubled(arguments):
@@ -92,6 +93,7 @@ def test_on_each_device_and_in_a_graph(ops, device, dtype, rows):
 @pytest.mark.parametrize("rows", [2, 24])
 def test_strided_rows_and_more_dimensions(ops, isa, dtype, rows):
     x, wide = torch.randn(rows, 3, 96).to(dtype)[..., 16:80], torch.randn(48, 200).to(dtype)[:, 100:164]
+    ops._choose_linear(wide, 48, 64, 0xFFFF, 0)
     y = ops.linear_silu_and_mul(x, wide, None)
     assert y.shape == (rows, 3, 24)
     check_gated(y.flatten(0, 1), (x.flatten(0, 1), wide, None))
