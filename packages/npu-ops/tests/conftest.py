@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -8,6 +10,13 @@ from npu_ops.config import ISAS
 
 _DEFAULT = npu_ops.native.isa() if npu_ops.native.available() else None
 _ON_NPU = npu_ops.native.bind_device()
+_NPU_REQUIRED = os.environ.get("NPU_REQUIRE_DEVICE") == "1"  # set by the sessions that have npu-platform installed
+
+
+def pytest_sessionstart():
+    if _NPU_REQUIRED and not _ON_NPU:
+        msg = "NPU_REQUIRE_DEVICE=1, but npu-ops found no launch table of an npu device: see npu doctor"
+        raise pytest.UsageError(msg)
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +34,18 @@ def isa(request):
     npu_ops.native.set_isa(_DEFAULT)
 
 
-@pytest.fixture(params=["cpu", "npu"])
+@pytest.fixture
+def npu():
+    """The npu device, where one is installed."""
+    if not _ON_NPU:
+        pytest.skip("no npu device with a launch table")
+    return "npu"
+
+
+@pytest.fixture(params=["cpu", pytest.param("npu", marks=pytest.mark.npu_device)])
 def device(request):
     """Tensors of the CPU, and of the npu device where one is installed."""
-    if request.param == "npu" and not _ON_NPU:
-        pytest.skip("no npu device with a launch table")
-    return request.param
+    return request.getfixturevalue("npu") if request.param == "npu" else "cpu"
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])

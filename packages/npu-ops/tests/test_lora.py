@@ -80,16 +80,15 @@ def test_narrower_weights_fill_the_first_columns(ops):
     torch.testing.assert_close(y, torch.nn.functional.pad(x[0] @ weight[0, 0].t(), (0, 4)))
 
 
-def test_a_graph_serves_every_batch_of_adapters(ops):
-    if not hasattr(torch.ops.npu, "launch_table"):
-        pytest.skip("no npu device with a launch table")
+@pytest.mark.npu_device
+def test_a_graph_serves_every_batch_of_adapters(ops, npu):
     a, b = stacks(torch.float32, 3, [8], 32), stacks(torch.float32, 3, [40], 8)
     x, indices = torch.randn(5, 32), torch.tensor([0, 1, -1, 2, 1])
-    moved_a, moved_b, moved_x, moved_indices = a[0].to("npu"), b[0].to("npu"), x.to("npu"), indices.to("npu")
-    y = torch.zeros(5, 40, device="npu")
+    moved_a, moved_b, moved_x, moved_indices = a[0].to(npu), b[0].to(npu), x.to(npu), indices.to(npu)
+    y = torch.zeros(5, 40, device=npu)
 
     def step():
-        product = torch.empty(1, 5, 8, device="npu")
+        product = torch.empty(1, 5, 8, device=npu)
         ops.lora_shrink(product, moved_x, [moved_a], moved_indices, 1.0)
         ops.lora_expand(y, product, [moved_b], moved_indices, [40], 0, False)
 

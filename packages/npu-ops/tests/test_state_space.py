@@ -139,11 +139,10 @@ def test_a_prompt_in_chunks_and_token_by_token_is_the_same(ops):
         torch.testing.assert_close(other, whole)
 
 
-def test_a_graph_reads_the_requests_anew(ops):
-    if not hasattr(torch.ops.npu, "launch_table"):
-        pytest.skip("no npu device with a launch table")
-    x, weight, slots = torch.randn(3, 16).to("npu"), torch.randn(16, 4).to("npu"), torch.zeros(3, dtype=torch.int32)
-    state, slots = torch.randn(SLOTS, 16, 3).to("npu"), slots.to("npu")
+@pytest.mark.npu_device
+def test_a_graph_reads_the_requests_anew(ops, npu):
+    x, weight, slots = torch.randn(3, 16).to(npu), torch.randn(16, 4).to(npu), torch.zeros(3, dtype=torch.int32)
+    state, slots = torch.randn(SLOTS, 16, 3).to(npu), slots.to(npu)
     ops.causal_conv1d(x, weight, None, state, slots, None, None, True)
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph):
