@@ -1,0 +1,1 @@
+"""Seeded faults, and which test notices each: `nox -s mutants`."""
