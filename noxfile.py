@@ -143,6 +143,25 @@ def peer(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Put seeded faults into a copy of the last commit and see that tests notice each (-- --only WORDS for some)."""
+    check_machine(session)
+    place = ROOT / ".nox" / "mutants"
+    if not place.exists():
+        session.run("git", "clone", "--quiet", str(ROOT), str(place))
+    session.run("git", "-C", str(place), "fetch", "--quiet", str(ROOT), "HEAD")
+    session.run("git", "-C", str(place), "reset", "--hard", "--quiet", "FETCH_HEAD")
+    compiling = ("run", "--locked", "--with", "cmake>=3.24", "--with", "ninja")
+    with session.chdir(place):
+        for package in ("npu-platform", "npu-ops"):
+            source, python = f"packages/{package}", place / ".venv" / "bin" / "python"
+            options = ("-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={python}")
+            uv(session, *compiling, "cmake", "-G", "Ninja", "-S", source, "-B", f"{source}/build/mutants", *options)
+            uv(session, *compiling, "cmake", "--build", f"{source}/build/mutants")
+        uv(session, *compiling, "python", "-m", "tests.mutants", ".", *session.posargs, env=dict(EVERYTHING))
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link is an error."""
     in_workspace(session, "mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", *session.posargs, group="docs")

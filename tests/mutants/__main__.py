@@ -75,7 +75,7 @@ def failing_test(folder: Path, fault: Fault) -> str | None:
 def build(folder: Path, fault: Fault) -> None:
     """Build what was changed, and put it into the folder's environment."""
     if fault.native:
-        place = folder / ".nox" / "build" / fault.native
+        place = folder / "packages" / fault.native / "build" / "mutants"
         site = next((folder / ".venv").glob("lib/python*/site-packages"))
         for command in (("--build", str(place), "-j", "2"), ("--install", str(place), "--prefix", str(site))):
             run(folder, "cmake", *command, check=True)
