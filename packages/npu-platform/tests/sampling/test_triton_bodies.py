@@ -161,6 +161,37 @@ def test_recovered_tokens_follow_the_residual_distribution() -> None:
     torch.testing.assert_close(counted, residual / residual.sum(), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recovered_tokens_take_columns(dtype: torch.dtype, certain: bool, tokens: int) -> None:
+    """The kernel reads flat memory, so that draft and output may be [tokens, 1], as in vLLM's own tests."""
+    torch.manual_seed(tokens)
+    vocabulary = 7
+    draft = torch.randint(0, vocabulary, (tokens, 1), dtype=torch.int32)
+    target = torch.rand(tokens, vocabulary).softmax(-1)
+    proposal = None if certain else torch.rand(tokens, vocabulary).softmax(-1)
+    noise = torch.rand(1, vocabulary, dtype=dtype)
+    output = torch.full((tokens, 1), -1, dtype=torch.int32)
+    triton_bodies.sample_recovered_tokens(
+        output,
+        torch.tensor([tokens], dtype=torch.int32),
+        draft,
+        proposal,
+        target,
+        noise,
+        vocabulary,
+        1024,
+        certain,
+        dtype == torch.float64,
+    )
+    for row, token in enumerate(draft.flatten().tolist()):
+        rest = target[row].clone() if proposal is None else (target[row] - proposal[row]).clamp_min(0)
+        if proposal is None:
+            rest[token] = 0
+        assert output[row].item() == int((rest * noise[0]).argmax())
+
+
 def test_synthetic_mode_is_refused() -> None:
     empty = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(UnsupportedFeatureError, match="synthetic"):

@@ -123,7 +123,11 @@ def sample_recovered_tokens(
     no_draft_probs: bool,
     use_fp64_gumbel: bool,
 ) -> None:
-    """Draw for each draft the token that replaces it when it is rejected, from max(target - draft, 0)."""
+    """Draw for each draft the token that replaces it when it is rejected, from max(target - draft, 0).
+
+    output and draft may have any shape: the kernel reads and writes one token after the other.
+    """
+    output, draft = output.view(-1), draft.reshape(-1)
     if hasattr(torch.ops.npu_ops, "recovered_tokens") and inv_q.dtype == torch.float32:
         torch.ops.npu_ops.recovered_tokens(output, cu_num_draft_tokens, draft, draft_probs, target_probs, inv_q)
         return
