@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from vllm.v1.attention.backend import (
@@ -152,10 +152,3 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
             num_actual_tokens=common.num_actual_tokens,
             causal=common.causal,
         )
-
-    def update_block_table(
-        self, metadata: NPUAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
-    ) -> NPUAttentionMetadata:
-        """Return `metadata` for another KV cache group."""
-        fields: dict[str, Any] = {**vars(metadata), "block_table": blk_table, "slot_mapping": slot_mapping}
-        return NPUAttentionMetadata(**fields)
