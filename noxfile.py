@@ -104,7 +104,8 @@ def packaging(session: nox.Session) -> None:
     wheels = ROOT / ".nox" / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     build_distributions(session, wheels, "--wheel")
-    run_tests(session, "tests/packaging", "--wheels", str(wheels))
+    # By file, since the tests of a file share environments.
+    run_tests(session, "tests/packaging", "--dist", "loadfile", "--wheels", str(wheels))
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,18 @@ USE_ALONE = {
     "npu-statlogger": "from npu_statlogger.sketch import Sketch; s = Sketch(); s.add([1.0]); print(s.quantile(0.5))",
 }
 """What must work in an environment with torch and this distribution, and without vLLM."""
+
+
+USE_WITH_VLLM = {
+    "npu-ops": "from vllm.plugins import load_general_plugins; load_general_plugins();"
+    "from vllm.model_executor.custom_op import op_registry_oot; assert 'SiluAndMul' in op_registry_oot",
+    "npu-kvconnector": "from vllm.plugins import load_general_plugins; load_general_plugins();"
+    "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory;"
+    "assert 'NPUOffloadConnector' in KVConnectorFactory._registry",
+    "npu-statlogger": "from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories;"
+    "assert len(load_stat_logger_plugin_factories()) == 1",
+}
+"""What must work in an environment with vLLM and this distribution alone; npu-platform answers questions there."""
 
 
 DEPENDENCIES = {"npu-kvconnector": {"psutil"}}
@@ -39,6 +52,17 @@ def test_one_alone_adds_itself_and_works(name: str, wheels: Path, tmp_path: Path
     assert {kept: after[kept] for kept in before} == before
     assert cuda(after) == cuda(before)
     environment.run(USE_ALONE[name])
+
+
+def test_one_alone_serves_vllm(wheels: Path, with_vllm: Environment) -> None:
+    with_vllm.install("npu-platform", wheels=wheels)
+    demo = json.loads(with_vllm.script("npu", "demo", "--json").stdout)
+    assert [answer["right"] for answer in demo["answers"]] == [True] * 4
+    with_vllm.uninstall("npu-platform")
+    for name, code in USE_WITH_VLLM.items():
+        with_vllm.install(name, wheels=wheels)
+        with_vllm.run(code)
+        with_vllm.uninstall(name)
 
 
 def test_all_together_add_themselves_and_leave_torch_and_vllm_alone(wheels: Path, with_vllm: Environment) -> None:

@@ -40,6 +40,10 @@ class Environment:
         links = [str(wheels)] if wheels else []
         uv("pip", "install", "--no-config", "--python", self.python, *_links(links), *requirements)
 
+    def uninstall(self, name: str) -> None:
+        """Take a distribution out again; what it brought stays."""
+        uv("pip", "uninstall", "--python", self.python, name)
+
     def install_locked_torch(self) -> None:
         """Install the locked version of torch, from PIP_FIND_LINKS or UV_FIND_LINKS where it is there."""
         versions = {package["name"]: package["version"] for package in _lock()["package"]}
