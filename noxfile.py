@@ -26,7 +26,7 @@ SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 # Two at a time, since most of a test is one process that imports vLLM.
 WORKERS = ("-n", "2")
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
-NIGHTLY = ("unit", "integration", "conformance", "emulated", "packaging", "e2e", "peer", "report")
+MARKED = (*(f"unit({package})" for package in PACKAGES), "integration", "packaging", "e2e")  # have tests for the night
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
@@ -118,9 +118,10 @@ def e2e(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """Run what the default sessions leave out: tests marked nightly, all of conformance, emulated tiers, the peer."""
-    for name in NIGHTLY:
-        marked = name in ("unit", "integration", "packaging", "e2e")
-        session.notify(name, ["-m", "nightly"] if marked else [])
+    for name in MARKED:
+        session.notify(name, ["-m", "nightly"])
+    for name in ("conformance", "emulated", "peer", "mutants", "report"):
+        session.notify(name, [])
 
 
 @nox.session
