@@ -48,7 +48,7 @@ def iteration_stats() -> IterationStats:
 
 @pytest.fixture
 def scheduler_stats() -> SchedulerStats:
-    """One step of a scheduler with 3 running and 2 waiting requests, a quarter of its KV cache in use."""
-    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.25)
+    """One step: 3 requests run, 2 wait for capacity and 4 for their KV to be loaded; a quarter of the cache in use."""
+    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, num_skipped_waiting_reqs=4, kv_cache_usage=0.25)
     stats.prefix_cache_stats.record(num_tokens=100, num_hits=60, preempted=False)
     return stats

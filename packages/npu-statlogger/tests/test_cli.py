@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from npu_statlogger.cli import main
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from vllm.v1.metrics.stats import IterationStats
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 
 def write(path: Path, stats: IterationStats, model: str) -> None:
@@ -34,6 +37,35 @@ def test_a_summary_merges_all_lines_of_all_files(
     assert merged["counters"]["tokens.generation"] == 9
     assert merged["distributions"]["inter_token_seconds"]["count"] == 6
     assert merged["end"] >= merged["start"]
+    assert merged["by_engine"].keys() == {"0"}
+
+
+def test_engines_are_shown_apart_and_together(
+    path: Path, scheduler_stats: SchedulerStats, iteration_stats: IterationStats, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "a", engines=[0, 1, 2])
+    recorder.put(scheduler_stats, iteration_stats, None, engine=0)
+    recorder.put(scheduler_stats, None, None, engine=2)
+    recorder.close()
+    assert main(["summary", str(path), "--json"]) == 0
+    merged = json.loads(capsys.readouterr().out)
+    assert merged["engines"] == [0, 1, 2]
+    assert merged["counters"]["scheduler_records"] == 2
+    steps = {engine: line["counters"].get("scheduler_records", 0) for engine, line in merged["by_engine"].items()}
+    assert steps == {"0": 1, "1": 0, "2": 1}
+    assert main(["summary", str(path)]) == 0
+    table = [row.split() for row in capsys.readouterr().out.splitlines()[-5:]]
+    assert [row[:3] for row in table[1:]] == [["0", "3", "6"], ["1", "0", "0"], ["2", "3", "6"], ["sum", "6", "12"]]
+
+
+def test_a_reader_that_has_gone_ends_it_in_silence(path: Path, iteration_stats: IterationStats) -> None:
+    write(path, iteration_stats, "a")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "npu_statlogger.cli", "summary", str(path)]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_text_shows_percentiles_and_reasons(
@@ -51,11 +83,12 @@ def test_the_text_shows_percentiles_and_reasons(
 def test_a_damaged_line_is_named_and_left_out(
     path: Path, iteration_stats: IterationStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path.write_text("{}\n")
     write(path, iteration_stats, "a")
+    with path.open("a") as file:
+        file.write("{}\n")
     assert main(["summary", str(path), "--json"]) == 0
     output = capsys.readouterr()
-    assert f"{path}:1: left out" in output.err
+    assert f"{path}:2: left out" in output.err
     assert json.loads(output.out)["counters"]["tokens.generation"] == 3
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import LoggingStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, PrefixCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
@@ -55,7 +59,31 @@ def test_a_scheduler_record_gives_load_and_cache_hits(scheduler_stats: Scheduler
     assert rates["prefix_cache_hit_rate"] == 0.6
     assert rates["external_prefix_cache_hit_rate"] == 0.25
     assert rates["draft_acceptance_rate"] == 0.75
-    assert batch.values == {"running": [3], "waiting": [2], "kv_cache_usage": [0.25]}
+    assert batch.values == {"running": [3], "waiting": [6], "waiting_deferred": [4], "kv_cache_usage": [0.25]}
+
+
+def test_waiting_is_what_vllm_s_own_log_says(scheduler_stats: SchedulerStats, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = LoggingStatLogger(VllmConfig())
+    theirs.record(scheduler_stats, None)
+    with caplog.at_level("DEBUG", "vllm"):
+        logging.getLogger("vllm").addHandler(caplog.handler)
+        theirs.log()
+        logging.getLogger("vllm").removeHandler(caplog.handler)
+    batch = Batch()
+    fold_scheduler(batch, scheduler_stats)
+    assert (
+        f"Waiting: {batch.values['waiting'][0]} reqs, Deferred: {batch.values['waiting_deferred'][0]} reqs"
+        in caplog.text
+    )
+
+
+def test_prompt_tokens_from_a_cache_are_in_one_of_two_rates(iteration_stats: IterationStats) -> None:
+    batch = Batch()
+    fold_iteration(batch, iteration_stats)
+    snapshot = Snapshot(start=0, end=2)
+    snapshot.add(batch)
+    assert snapshot.rates()["prompt_tokens_total_per_second"] == 50
+    assert snapshot.rates()["prompt_tokens_computed_per_second"] == 15
 
 
 def test_a_request_of_one_token_has_no_time_per_output_token(iteration_stats: IterationStats) -> None:

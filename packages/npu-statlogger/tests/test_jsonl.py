@@ -27,7 +27,7 @@ from pathlib import Path
 from npu_statlogger.jsonl import LineWriter
 writer = LineWriter(Path(sys.argv[1]))
 while True:
-    writer.append({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000],
+    writer.append({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000], "engines": [0],
                    "counters": {"preemptions": 1}, "distributions": {}})
 """
 
@@ -54,8 +54,9 @@ def test_lines_are_appended_and_read_back(path: Path) -> None:
 def test_a_torn_tail_is_no_line_and_the_next_append_removes_it(path: Path) -> None:
     writer = LineWriter(path)
     writer.append(line(1))
-    with path.open("a") as file:
-        file.write('{"schema": "npu-statl' + "x" * 200_000)
+    for torn in ('{"schema":"npu-statlogger/1","start":' + "1" * 200_000, '{"sch'):
+        with path.open("a") as file:
+            file.write(torn)
     assert preemptions(path) == [1]
     writer.append(line(2))
     assert preemptions(path) == [1, 2]
@@ -63,9 +64,42 @@ def test_a_torn_tail_is_no_line_and_the_next_append_removes_it(path: Path) -> No
 
 
 def test_a_file_that_is_nothing_but_a_torn_line_starts_over(path: Path) -> None:
-    path.write_bytes(b"y" * 100_000)
+    path.write_text('{"schema":"npu-statlogger/1","models":["' + "y" * 100_000)
     LineWriter(path).append(line(3))
     assert preemptions(path) == [3]
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"minified":"json"}', b"\x98\x04\0\0\0\0\0\0" + bytes(100_000), b"a\nlog\nof lines", b"\n", b"{"]
+)
+def test_somebody_else_s_file_is_refused_and_stays_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{path} holds something else"):
+        LineWriter(path)
+    assert path.read_bytes() == content
+
+
+def test_what_others_write_into_our_file_is_not_cut(path: Path) -> None:
+    writer = LineWriter(path)
+    writer.append(line(1))
+    with path.open("a") as file:
+        file.write("a note without its newline")
+    writer.append(line(2))
+    assert [type(snapshot) for snapshot in read_snapshots(path)] == [Snapshot, FormatError, Snapshot]
+    assert path.read_text().splitlines()[1] == "a note without its newline"
+
+
+def test_what_replaced_our_file_is_not_cut(path: Path) -> None:
+    writer = LineWriter(path)
+    writer.append(line(1))
+    path.write_bytes(b"x" * 70_000)
+    writer.append(line(2))
+    assert path.read_bytes().startswith(b"x" * 70_000)
+
+
+def test_several_lines_are_written_together(path: Path) -> None:
+    LineWriter(path).append(line(1), line(2))
+    assert preemptions(path) == [1, 2]
 
 
 def test_a_kill_in_the_middle_of_writing_leaves_whole_lines_only(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from vllm.v1.metrics.stats import MultiModalCacheStats
 
 from npu_statlogger import recorder as recorder_module
 from npu_statlogger.config import StatLoggerConfig
@@ -50,6 +51,24 @@ def test_either_record_may_be_none(
     assert total(path).counters["scheduler_records"] == 1
     assert total(path).counters["finished.length"] == 1
     assert "records_failed" not in total(path).counters
+
+
+def test_each_engine_has_a_line_also_when_idle_and_the_rest_another(
+    path: Path, iteration_stats: IterationStats, scheduler_stats: SchedulerStats
+) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m", engines=[0, 1])
+    recorder.put(scheduler_stats, iteration_stats, MultiModalCacheStats(queries=4, hits=1), engine=1)
+    recorder.put_event("rejected.max_num_queued_reqs")
+    recorder.put(scheduler_stats, None, None, engine=2)  # an engine that came later
+    recorder.close()
+    lines = {tuple(snapshot.engines): snapshot for snapshot in read_snapshots(path) if isinstance(snapshot, Snapshot)}
+    assert lines.keys() == {(0,), (1,), (2,), ()}
+    assert not lines[0,]
+    assert lines[1,].counters["tokens.generation"] == 3
+    assert lines[2,].counters == {"scheduler_records": 1, "prefix_cache.queries": 100, "prefix_cache.hits": 60}
+    assert lines[()].counters == {"rejected.max_num_queued_reqs": 1, "mm_cache.queries": 4, "mm_cache.hits": 1}
+    assert total(path).engines == {0, 1, 2}
+    assert total(path).counters["scheduler_records"] == 2
 
 
 def test_an_idle_server_writes_no_lines(path: Path) -> None:

@@ -21,6 +21,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         end=start + draw(st.floats(0, 100)),
         processes={draw(st.sampled_from(["a:1", "a:2"]))},
         models={"m"},
+        engines=set(draw(st.lists(st.integers(0, 3), max_size=2))),
         counters=Counter(draw(st.dictionaries(st.sampled_from(["preemptions", "tokens.prompt"]), st.integers(1, 99)))),
     )
     for name in ("ttft_seconds", "e2e_seconds"):

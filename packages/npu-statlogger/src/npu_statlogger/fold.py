@@ -22,6 +22,15 @@ _FINISHED_TIMES = {
 }
 """Distribution over finished requests -> field of vLLM's FinishedRequestStats."""
 
+_LOAD = {
+    "running": "num_running_reqs",
+    "waiting_deferred": "num_skipped_waiting_reqs",
+    "kv_cache_usage": "kv_cache_usage",
+}
+"""Distribution over scheduler steps -> field of vLLM's SchedulerStats."""
+
+_WAITING = ("num_waiting_reqs", "num_skipped_waiting_reqs")
+
 
 @dataclass
 class Batch:
@@ -34,12 +43,11 @@ class Batch:
 def fold_scheduler(batch: Batch, stats: Any) -> None:
     """Add one vllm.v1.metrics.stats.SchedulerStats: load per step, cache hits, speculative decoding."""
     batch.counters["scheduler_records"] += 1
-    for name, attribute in (
-        ("running", "num_running_reqs"),
-        ("waiting", "num_waiting_reqs"),
-        ("kv_cache_usage", "kv_cache_usage"),
-    ):
+    for name, attribute in _LOAD.items():
         _add(batch, name, [getattr(stats, attribute, None)])
+    waiting, deferred = (getattr(stats, attribute, None) for attribute in _WAITING)
+    # As vLLM's own log and metrics count them; the deferred ones wait, for instance, for a KV connector's load.
+    _add(batch, "waiting", [None if waiting is None else waiting + (deferred or 0)])
     _fold_cache(batch, "prefix_cache", getattr(stats, "prefix_cache_stats", None))
     _fold_cache(batch, "external_prefix_cache", getattr(stats, "connector_prefix_cache_stats", None))
     drafts = getattr(stats, "spec_decoding_stats", None)

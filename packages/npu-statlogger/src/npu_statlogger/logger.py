@@ -35,7 +35,8 @@ class NPUStatLogger(AggregateStatLoggerBase):
         self._recorder: Recorder | None = None
         if config.path is None:
             return
-        self._recorder = Recorder(config, str(getattr(vllm_config.model_config, "served_model_name", "")))
+        model = str(getattr(vllm_config.model_config, "served_model_name", ""))
+        self._recorder = Recorder(config, model, engine_indexes)
         # vLLM never closes a logger: write the last line when it is collected, or else at exit.
         self._finalizer = weakref.finalize(self, self._recorder.close)
         logger.info("Statistics of engines %s go to %s every %s s.", engine_indexes, config.path, config.interval)
@@ -49,7 +50,7 @@ class NPUStatLogger(AggregateStatLoggerBase):
     ) -> None:
         """Take one step's records; vLLM builds them anew for every step, so references are enough."""
         if self._recorder is not None:
-            self._recorder.put(scheduler_stats, iteration_stats, mm_cache_stats)
+            self._recorder.put(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Count a change of the sleep state: asleep at `level`, or awake."""

@@ -1,7 +1,8 @@
 """The background half: a bounded queue that costs the caller one append, and the thread that folds and writes.
 
-The thread wakes every FOLD_SECONDS, so that the queue stays short, and writes a line every `interval` seconds if
-anything happened. What a failing disk refuses stays in memory (its size is constant) and goes into the next line.
+The thread wakes every FOLD_SECONDS, so that the queue stays short, and writes a line for each engine every `interval`
+seconds if anything happened. What a failing disk refuses stays in memory (its size is constant) and goes into the next
+lines.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger import fold
@@ -19,6 +20,8 @@ from npu_statlogger.jsonl import LineWriter
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npu_statlogger.config import StatLoggerConfig
 
 __all__ = ["FOLD_SECONDS", "QUEUE_LIMIT", "Recorder"]
@@ -36,10 +39,10 @@ CLOSE_SECONDS = 5.0
 
 
 class Recorder:
-    """Takes records from the serving thread and appends one JSON line an interval."""
+    """Takes records from the serving thread and appends one JSON line an interval and engine."""
 
-    def __init__(self, config: StatLoggerConfig, model: str) -> None:
-        """Open the file and start the thread.
+    def __init__(self, config: StatLoggerConfig, model: str, engines: Iterable[int] = (0,)) -> None:
+        """Open the file and start the thread; `engines` have a line each, also while only others are busy.
 
         Raises:
             OSError: the file cannot be written.
@@ -51,18 +54,19 @@ class Recorder:
         self._interval = config.interval
         self._model = model
         self._pid = os.getpid()
-        self._queue: deque[tuple[Any, Any, Any] | str] = deque()
+        self._engines = set(engines)
+        self._queue: deque[tuple[int, Any, Any, Any] | str] = deque()
         self._dropped = 0
-        self._open_span()
+        self._open_spans()
         self._stop = threading.Event()
-        self._write_failed = False
+        self._read_failed = self._write_failed = False
         self._thread = threading.Thread(target=self._run, name="npu-statlogger", daemon=True)
         self._thread.start()
 
-    def put(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any) -> None:
+    def put(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any, engine: int = 0) -> None:
         """Keep references to one step's records; any of them may be None. Never blocks, never raises."""
         if len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((scheduler_stats, iteration_stats, mm_cache_stats))
+            self._queue.append((engine, scheduler_stats, iteration_stats, mm_cache_stats))
         else:
             self._dropped += 1
 
@@ -97,50 +101,63 @@ class Recorder:
                 due = time.monotonic() + self._interval
 
     def _fold(self) -> None:
-        """Empty the queue into the open span."""
-        batch = fold.Batch()
+        """Empty the queue into the open spans."""
+        batches: defaultdict[int | None, fold.Batch] = defaultdict(fold.Batch)
         while self._queue:
             try:
-                _fold_one(batch, self._queue.popleft())
+                _fold_one(batches, self._queue.popleft())
             except Exception:  # a record of an unknown shape must not end the thread; the line says how many there were
-                if not self._snapshot.counters["records_failed"]:
+                if not self._read_failed:
                     logger.exception("A record could not be read; the lines count such records as records_failed.")
-                self._snapshot.counters["records_failed"] += 1
+                self._read_failed = True
+                batches[None].counters["records_failed"] += 1
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            batch.counters["records_dropped"] += dropped
-        self._snapshot.add(batch)
+            batches[None].counters["records_dropped"] += dropped
+        for engine, batch in batches.items():
+            if engine not in self._spans:
+                self._spans[engine] = self._span(engine)
+            self._spans[engine].add(batch)
 
     def _write(self) -> None:
-        """Append the open span as a line and begin the next one; keep the span open if that fails."""
-        if not self._snapshot:
-            self._open_span()
+        """Append the open spans as lines and begin the next ones; keep them open if that fails."""
+        if not any(self._spans.values()):
+            self._open_spans()
             return
-        self._snapshot.end = time.time()
+        end = time.time()
+        for span in self._spans.values():
+            span.end = end
         try:
-            self._writer.append(self._snapshot.to_dict())
+            self._writer.append(*(span.to_dict() for engine, span in self._spans.items() if span or engine is not None))
         except OSError as error:
             if not self._write_failed:
                 logger.warning("Statistics could not be written (%s); they are kept and written later.", error)
             self._write_failed = True
             return
         self._write_failed = False
-        self._open_span()
+        self._open_spans()
 
-    def _open_span(self) -> None:
-        self._snapshot = Snapshot(
-            start=time.time(), processes={f"{socket.gethostname()}:{self._pid}"}, models={self._model}
+    def _open_spans(self) -> None:
+        """Begin a span for each engine; None is what belongs to no engine."""
+        self._spans: dict[int | None, Snapshot] = {key: self._span(key) for key in (*sorted(self._engines), None)}
+
+    def _span(self, engine: int | None) -> Snapshot:
+        return Snapshot(
+            start=time.time(),
+            processes={f"{socket.gethostname()}:{self._pid}"},
+            models={self._model},
+            engines=set() if engine is None else {engine},
         )
 
 
-def _fold_one(batch: fold.Batch, record: tuple[Any, Any, Any] | str) -> None:
+def _fold_one(batches: defaultdict[int | None, fold.Batch], record: tuple[int, Any, Any, Any] | str) -> None:
     if isinstance(record, str):
-        batch.counters[record] += 1
+        batches[None].counters[record] += 1
         return
-    scheduler_stats, iteration_stats, mm_cache_stats = record
+    engine, scheduler_stats, iteration_stats, mm_cache_stats = record
     if scheduler_stats is not None:
-        fold.fold_scheduler(batch, scheduler_stats)
+        fold.fold_scheduler(batches[engine], scheduler_stats)
     if iteration_stats is not None:
-        fold.fold_iteration(batch, iteration_stats)
-    if mm_cache_stats is not None:
-        fold.fold_mm_cache(batch, mm_cache_stats)
+        fold.fold_iteration(batches[engine], iteration_stats)
+    if mm_cache_stats is not None:  # of this process, whichever engine's step brings it
+        fold.fold_mm_cache(batches[None], mm_cache_stats)

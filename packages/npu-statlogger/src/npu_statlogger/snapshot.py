@@ -1,4 +1,8 @@
-"""What one line says: counters and distributions over a span of time, from one or several processes."""
+"""What one line says: counters and distributions of one engine over a span of time.
+
+What belongs to no engine (rejected requests, the multimodal cache) has lines of its own. Merging adds lines of any
+engines and processes up.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ class Snapshot:
     end: float = -math.inf
     processes: set[str] = field(default_factory=set)
     models: set[str] = field(default_factory=set)
+    engines: set[int] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     distributions: defaultdict[str, Sketch] = field(default_factory=lambda: defaultdict(Sketch))
 
@@ -47,6 +52,7 @@ class Snapshot:
         self.start, self.end = min(self.start, other.start), max(self.end, other.end)
         self.processes |= other.processes
         self.models |= other.models
+        self.engines |= other.engines
         self.counters.update(other.counters)
         for name, sketch in other.distributions.items():
             self.distributions[name].merge(sketch)
@@ -57,10 +63,14 @@ class Snapshot:
         return max(self.end - self.start, 0.0)
 
     def rates(self) -> dict[str, float | None]:
-        """Return what follows from the counters; None where the denominator is 0."""
+        """Return what follows from the counters; None where the denominator is 0.
+
+        Of the two rates of prompts, the computed one leaves out what a cache had: it is vLLM's "prompt throughput".
+        """
         count = self.counters
         return {
-            "prompt_tokens_per_second": _ratio(count["tokens.prompt"], self.seconds),
+            "prompt_tokens_total_per_second": _ratio(count["tokens.prompt"], self.seconds),
+            "prompt_tokens_computed_per_second": _ratio(count["tokens.prompt_computed"], self.seconds),
             "generation_tokens_per_second": _ratio(count["tokens.generation"], self.seconds),
             "prefix_cache_hit_rate": _ratio(count["prefix_cache.hits"], count["prefix_cache.queries"]),
             "external_prefix_cache_hit_rate": _ratio(
@@ -78,6 +88,7 @@ class Snapshot:
             "end": self.end,
             "processes": sorted(self.processes),
             "models": sorted(self.models),
+            "engines": sorted(self.engines),
             "rates": self.rates(),
             "counters": dict(sorted(self.counters.items())),
             "distributions": {
@@ -108,6 +119,7 @@ class Snapshot:
                 end=float(data["end"]),
                 processes=set(data["processes"]),
                 models=set(data["models"]),
+                engines={int(engine) for engine in data["engines"]},
                 counters=Counter({str(name): int(value) for name, value in data["counters"].items()}),
             )
             for name, sketch in data["distributions"].items():
