@@ -16,11 +16,37 @@ from typing import Any
 import pytest
 
 from tests.support import models
-from tests.support.vllm_process import run_module
+from tests.support.vllm_process import run_module, run_program
 
 ROOT = Path(__file__).parents[2]
 PROMPT, NEW, BLOCK = 120, 64, 32
 MADE_BY = "needs an interpreter with vLLM's CPU build in NPU_PEER_PYTHON; `nox -s peer` makes one and runs this"
+COUNT = """
+import json, sys, torch
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+from npu_kvconnector.worker import HostTierWorker
+def pinned():
+    return torch.npu.host_memory_stats()["allocated_bytes.current"]
+layers, page, budget = 7, 65536, int(sys.argv[1])
+tensors = [CanonicalKVCacheTensor(torch.zeros(4, page, dtype=torch.int8, device="npu"), page) for _ in range(layers)]
+refs = [[CanonicalKVCacheRef(layer, page) for layer in range(layers)]]
+before = pinned()
+worker = HostTierWorker(CanonicalKVCaches(tensors=tensors, group_data_refs=refs), num_chunks=budget // (layers * page),
+                        blocks_per_chunk=1, budget=budget)
+taken = pinned() - before
+worker.shutdown()
+print(json.dumps([taken, pinned() - before]))
+"""
+
+
+@pytest.mark.parametrize("budget", [64 << 20, 40 << 20])
+def test_the_tier_s_pinned_memory_is_within_its_bytes_and_goes_back_to_the_system(budget: int) -> None:
+    done = run_program(COUNT, str(budget))
+    assert done.returncode == 0, done.stderr
+    taken, left = json.loads(done.stdout.splitlines()[-1])
+    # 40 MiB have no room for themselves rounded up to a power of two, as the allocator does.
+    assert taken == (budget if budget == 64 << 20 else 0)
+    assert left == 0
 
 
 @pytest.fixture(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -31,6 +34,18 @@ def test_a_partial_allow_list_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("VLLM_PLUGINS", "npu,npu_ops")
     assert main(["check"]) == 1
     assert "set VLLM_PLUGINS=npu,npu_ops,npu_kvconnector" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_gone_ends_it_in_silence() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "npu_kvconnector.cli", "check"]
+    # vLLM's own lines go to stderr
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(write_end)
+    assert done.returncode == 141
+    assert "BrokenPipe" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_command_line_exits_with_2() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="the connector is a subclass of vLLM's; install npu-kvconnector[vllm]")
 
 from vllm.config import DeviceConfig, KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -49,6 +50,13 @@ def test_a_one_sided_role_is_refused() -> None:
 def test_pipeline_stages_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="2 stages"):
         NPUOffloadConnector(vllm_config(stages=2), KVConnectorRole.WORKER, NO_CACHE)
+
+
+def test_models_with_states_are_refused() -> None:
+    spec = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
+    cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    with pytest.raises(UnsupportedError, match="models with states"):
+        NPUOffloadConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
 
 
 def offloading_config(cpu_bytes: int) -> OffloadingConfig:

@@ -20,16 +20,20 @@ _PLUGIN = "npu_kvconnector"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return 0, 1 when something is wrong, 2 for a wrong command line (by argparse)."""
-    parser = argparse.ArgumentParser(prog="npu-kv", description="KV cache tiers for vLLM on any device")
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("check", help="what is registered, and what a configuration would do")
-    command.add_argument("--config", default="{}", metavar="JSON", help="kv_connector_extra_config to check")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    report = check(options.config)
-    sys.stdout.write(json.dumps(report) + "\n" if options.json else _as_text(report))
-    return 1 if report["problems"] else 0
+    """Run the command line and return its exit code.
+
+    0: all is well; 1: something is wrong; 2: a wrong command line (by argparse); 141: the reader of the output has
+    gone, as after `npu-kv check | head`.
+    """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on; what the interpreter flushes when it exits must not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as a shell reports a program that SIGPIPE has ended
 
 
 def check(config: str) -> dict[str, Any]:
@@ -52,6 +56,18 @@ def check(config: str) -> dict[str, Any]:
     except (OptionError, ValueError, TypeError, AttributeError) as error:
         problems.append(f"--config: {error}")
     return report
+
+
+def _run(arguments: list[str] | None) -> int:
+    parser = argparse.ArgumentParser(prog="npu-kv", description="A host-memory tier of vLLM's KV cache.")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("check", help="what is registered, and what a configuration would do")
+    command.add_argument("--config", default="{}", metavar="JSON", help="kv_connector_extra_config to check")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    report = check(options.config)
+    sys.stdout.write(json.dumps(report) + "\n" if options.json else _as_text(report))
+    return 1 if report["problems"] else 0
 
 
 def _check_vllm(problems: list[str]) -> str | None:
@@ -80,3 +96,7 @@ def _as_text(report: dict[str, Any]) -> str:
         lines.append(f"use: --kv-transfer-config '{json.dumps(report['kv_transfer_config'])}'")
     lines += [f"problem: {problem}" for problem in report["problems"]]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from npu_kvconnector import CONNECTOR
@@ -87,6 +88,10 @@ def _refuse_unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
     if stages > 1:
         # Stages hold different layers, so the scheduler, which sees the first, could promise chunks others lack.
         msg = f"{CONNECTOR} does not support pipeline parallelism ({stages} stages); use --tensor-parallel-size instead"
+        raise UnsupportedError(msg)
+    if any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups):
+        # A state is one for all tokens before it: a hit would need the very block boundary that it was stored at.
+        msg = f"{CONNECTOR} does not support models with states (Mamba and the like); serve them without it"
         raise UnsupportedError(msg)
     if kv_cache_config.hisparse_host_num_blocks is not None:
         msg = f"{CONNECTOR} does not support sparse attention with blocks on the host; use vLLM's HiSparseConnector"

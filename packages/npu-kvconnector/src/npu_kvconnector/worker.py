@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from vllm.logger import init_logger
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
@@ -48,12 +49,14 @@ class HostTierWorker(OffloadingWorker):
         )
         self._tensors_of_group = [sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs]
         self._stores, self._loads = Lane(device), Lane(device)
+        self._is_pinned = self._host_pages[0].is_pinned()
         logger.info(
-            "Host tier for %s: %d chunks of %d blocks, %.2f GiB of host memory",
+            "Host tier for %s: %d chunks of %d blocks, %.2f GiB of %s memory",
             device,
             num_chunks,
             blocks_per_chunk,
             sum(pages.nbytes for pages in self._host_pages) / 2**30,
+            "pinned" if self._is_pinned else "pageable",
         )
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
@@ -78,11 +81,14 @@ class HostTierWorker(OffloadingWorker):
         self._loads.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Let copies in flight end, then give the memory back; safe to call twice."""
+        """Let copies in flight end, then give the memory back to the system; safe to call twice."""
         self._stores.wait()
         self._loads.wait()
         self._device_pages.clear()
         self._host_pages.clear()
+        if self._is_pinned:
+            self._is_pinned = False
+            torch.accelerator.empty_host_cache()  # where PyTorch keeps pinned memory that was freed
 
     def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> bool:
         if not self._host_pages:
