@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ DOCUMENTED = {
     },
     "npu-ops": {
         "vllm.general_plugins": {"npu_ops": "npu_ops:register"},
+        "npu.environment_variables": {
+            "NPU_ISA": "npu_ops.config:OpsConfig",
+            "NPU_TUNE": "npu_ops.config:OpsConfig",
+        },
     },
     "npu-kvconnector": {
         "console_scripts": {"npu-kv": "npu_kvconnector.cli:main"},
@@ -29,6 +34,10 @@ DOCUMENTED = {
     "npu-statlogger": {
         "console_scripts": {"npu-stat": "npu_statlogger.cli:main"},
         "vllm.stat_logger_plugins": {"npu_statlogger": "npu_statlogger:NPUStatLogger"},
+        "npu.environment_variables": {
+            "NPU_STATLOGGER_PATH": "npu_statlogger.config:StatLoggerConfig",
+            "NPU_STATLOGGER_INTERVAL": "npu_statlogger.config:StatLoggerConfig",
+        },
     },
 }
 
@@ -39,8 +48,19 @@ def test_the_wheel_declares_them(name: str, wheels: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (entry,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/entry_points.txt")]
         declared = configparser.ConfigParser(delimiters="=")
+        declared.optionxform = str  # variables are in capitals
         declared.read_string(archive.read(entry).decode())
     assert {group: dict(declared[group]) for group in declared.sections()} == DOCUMENTED[name]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_installed_declares_them(name: str) -> None:
+    points = importlib.metadata.distribution(name).entry_points
+    assert {(point.group, point.name) for point in points} == {
+        (group, point) for group, named in DOCUMENTED[name].items() for point in named
+    }
+    for point in points:
+        point.load()
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import re
 
 import pytest
@@ -72,9 +73,14 @@ def test_the_documentation_has_each_variable(package: str) -> None:
     assert rows == ENVIRONMENT[package] | OF_VLLM.get(package, set())
 
 
-def test_the_platform_lists_its_variables_for_the_doctor() -> None:
-    config = importlib.import_module("npu_platform.config")
-    assert set(config.ENVIRONMENT) == ENVIRONMENT["npu-platform"]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_doctor_knows_each_variable(package: str) -> None:
+    if package == "npu-platform":
+        known = set(importlib.import_module("npu_platform.config").ENVIRONMENT)
+    else:
+        group = importlib.import_module("npu_platform.doctor").VARIABLES
+        known = set(importlib.metadata.distribution(package).entry_points.select(group=group).names)
+    assert known == ENVIRONMENT[package]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -18,6 +18,12 @@ from npu_platform.errors import ConfigurationError
 VLLM_RANGE = ("0.32.0", "0.33")
 """The vLLM versions that this release was tested with: at least the first, below the second."""
 
+VLLM_RECIPE = f"""\
+pip install "setuptools>=77.0.3,<81" setuptools-scm setuptools-rust wheel jinja2 packaging cmake ninja
+VLLM_TARGET_DEVICE=empty VLLM_SKIP_VERSION_SUFFIX=1 \
+pip install --no-build-isolation --no-binary vllm vllm=={VLLM_RANGE[0]}"""
+"""How the README installs vLLM; its wheel on the default index is the CUDA build."""
+
 PLUGIN_NAMES = ("npu", "npu_ops", "npu_kvconnector", "npu_statlogger")
 """Entry-point names of the family; ``VLLM_PLUGINS`` is one allow-list over all of them."""
 
@@ -110,7 +116,7 @@ def _check_choice() -> Check:
 def _check_vllm() -> Check:
     version = vllm_version()
     low, high = VLLM_RANGE
-    remedy = f"Install a tested one: pip install 'vllm>={low},<{high}' (README: vLLM without CUDA)."
+    remedy = f"Install {low} without CUDA, beside the torch that is here:\n{VLLM_RECIPE}"
     if version is None:
         return Check("vllm", False, "vLLM is not installed, so the npu platform stays off.", remedy)
     if not _release(low) <= _release(version) < _release(high):

@@ -1,11 +1,13 @@
 """The command ``npu``: reads the arguments and calls the room that does the work.
 
-Exit codes of every sub-command: 0 all is well, 1 a problem was found (it is printed, with its remedy), 2 wrong usage.
+Exit codes of every sub-command: 0 all is well, 1 a problem was found (it is printed, with its remedy), 2 wrong usage,
+141 the reader of the output has gone, as after `npu info | head`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,9 +21,17 @@ _EPILOG = "exit codes: 0 all is well, 1 a problem was found (it is printed, with
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sub-command that `arguments` (default: the process's) name and return the exit code."""
-    options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    try:
+        try:
+            options = _parser().parse_args(arguments)
+            run: Callable[[argparse.Namespace], int] = options.run
+            return run(options)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on; what the interpreter flushes when it exits must not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as a shell reports a program that SIGPIPE has ended
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ It works without vLLM and without the siblings, and it looks where vLLM looks: e
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import importlib.util
 import json
@@ -27,11 +28,13 @@ __all__ = ["Finding", "examine", "run"]
 GROUPS = ("torch.backends", "vllm.platform_plugins", "vllm.general_plugins", "vllm.stat_logger_plugins")
 """Entry-point groups in which the family registers; all but the first are filtered by ``VLLM_PLUGINS``."""
 
+VARIABLES = "npu.environment_variables"
+"""Entry-point group whose names are the environment variables that a sibling reads; nothing of it is loaded."""
+
 FAMILY = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 PYTHON_RANGE = ((3, 11), (3, 14))
 TORCH_SERIES = "2.13"
 
-_SIBLINGS = ("NPU_ISA", "NPU_STATLOGGER_", "NPU_KVCONNECTOR_")  # variables that a sibling reads
 _INSTRUCTION_SETS = {
     "AVX2": {"avx2", "fma"},
     "AVX-512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
@@ -68,7 +71,7 @@ def run(*, as_json: bool, model: str | None = None) -> int:
         f"\n{len(problems)} problem{'' if len(problems) == 1 else 's'}" if problems else "\nHealthy: no problem found"
     )
     for problem in problems:
-        print(f"- {problem.detail}" + (f"\n  {problem.remedy}" if problem.remedy else ""))
+        print("\n  ".join([f"- {problem.detail}", *(problem.remedy or "").splitlines()]))
     return 1 if problems else 0
 
 
@@ -113,11 +116,15 @@ def _versions() -> Iterator[Finding]:
 
 def _environment() -> Iterator[Finding]:
     values = config.variables_set()
+    known = sorted({*config.ENVIRONMENT, *(point.name for point in importlib.metadata.entry_points(group=VARIABLES))})
     for name, value in values.items():
-        known = not name.startswith("NPU_") or name.startswith(_SIBLINGS) or name in config.ENVIRONMENT
-        yield Finding(
-            "environment", name, value if known else f"{value}; no variable of this family, so without effect"
-        )
+        if name in known or not name.startswith("NPU_"):
+            yield Finding("environment", name, value)
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"Did you mean {near[0]}? Otherwise unset it." if near else f"Unset it; there are {', '.join(known)}."
+        detail = f"{name}={value} is without effect: no distribution that is installed here reads it."
+        yield Finding("environment", name, detail, False, remedy)
     if not values:
         yield Finding("environment", "variables", "no NPU_*, VLLM_* or OMP_* variable is set")
 
@@ -217,8 +224,7 @@ def _devices() -> Iterator[Finding]:
     if not hasattr(torch, "npu"):
         yield Finding(section, "devices", "none: PyTorch has no device npu (see platform)")
         return
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    total = 0
+    host, total = _host_memory(), 0
     for device in info.devices():
         if device.driver == "simulator":  # whose memory is the host's
             total += device.memory_total
@@ -230,9 +236,25 @@ def _devices() -> Iterator[Finding]:
         yield Finding(section, f"npu:{device.index}", detail)
     fits = total <= host
     detail = f"host memory {host / 2**30:.1f} GiB, of which the devices may take {total / 2**30:.1f} GiB"
+    detail += "; weights being loaded and a host tier of npu-kvconnector come on top"
     yield Finding(
         section, "memory", detail, fits, None if fits else "Lower NPU_SIMULATOR_MEMORY or NPU_SIMULATOR_DEVICES."
     )
+
+
+def _host_memory() -> int:
+    """Return the bytes of the host, or those that a control group around this process allows, if fewer."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    mount = Path("/sys/fs/cgroup")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
+            group = root / path.lstrip("/")
+            for folder in (group, *group.parents):  # a container sees its own group as the root
+                text = (folder / file).read_text().strip() if (folder / file).is_file() else "max"
+                limits += [] if text == "max" else [int(text)]
+    return min(limits)
 
 
 def _ops() -> Iterator[Finding]:

@@ -1,0 +1,23 @@
+"""The command npu: what all its sub-commands share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("NPU_", "VLLM_"))}
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["doctor", "--json"], ["--help"]])
+def test_a_reader_that_has_gone_ends_it_in_silence(arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "npu_platform.cli", *arguments]
+    done = subprocess.run(
+        command, stdout=write_end, stderr=subprocess.PIPE, text=True, env=CLEAN, timeout=300, check=False
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
