@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.environments import ROOT, Environment, uv
+from tests.support.environments import PACKAGES, ROOT, Environment, uv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,18 @@ def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not given:
         uv("build", "--no-config", "--all-packages", "--wheel", "--out-dir", folder)
     assert len(list(folder.glob("*.whl"))) == 4
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sdists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds one sdist of each distribution."""
+    folder = tmp_path_factory.mktemp("sdists")
+    for name in PACKAGES:
+        # By the backend itself: what building the wheel requires, a torch among it, is not needed for this.
+        building = ("run", "--no-project", "--with", "hatchling", "--directory", f"packages/{name}")
+        uv(*building, "python", "-m", "hatchling", "build", "--target", "sdist", "--directory", folder)
+    assert len(list(folder.glob("*.tar.gz"))) == 4
     return folder
 
 
