@@ -181,9 +181,9 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def bump(session: nox.Session) -> None:
-    """Set the version of all packages and of the pins between them (nox -s bump -- 0.32.1)."""
+    """Set the version of all packages and of the pins between them (nox -s bump -- 0.32.0.post1)."""
     if len(session.posargs) != 1:
-        session.error("bump takes one version, as in: nox -s bump -- 0.32.1")
+        session.error("bump takes one version, as in: nox -s bump -- 0.32.0.post1")
     in_workspace(session, "python", ".ci/bump.py", session.posargs[0], group="bump")
     uv(session, "lock")
 

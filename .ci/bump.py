@@ -13,8 +13,8 @@ PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 
 
 def main(version: str) -> None:
-    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
-        sys.exit(f"A version looks like 0.32.1 or 0.33.0rc1; got {version!r}.")
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.post\d+)?", version):
+        sys.exit(f"A version looks like 0.32.1, 0.33.0rc1 or, for a fix of ours, 0.32.0.post1; got {version!r}.")
     for path in (ROOT / "pyproject.toml", *(ROOT / "packages" / name / "pyproject.toml" for name in PACKAGES)):
         document = tomlkit.parse(path.read_text())
         project = document["project"]
