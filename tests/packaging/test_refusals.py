@@ -1,18 +1,27 @@
-"""What keeps the platform off gives one clear sentence where vLLM runs, and `npu doctor` explains it."""
+"""What keeps the platform off gives one clear sentence where vLLM runs, and `npu doctor` explains it.
+
+What the doctor alone says of one wrong variable or plugin is for packages/npu-platform/tests/test_doctor.py.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.environments import Environment, add_distribution
+import npu_ops
+from npu_ops.config import ISAS
+from npu_platform.activation import VLLM_RECIPE
+from tests.support.environments import ROOT, Environment, add_distribution
+from tests.support.forks import ForkServer
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 WORKSPACE = Environment(Path(sys.prefix))
 CURRENT_PLATFORM = "from vllm.platforms import current_platform; print('platform', type(current_platform).__name__)"
@@ -21,6 +30,19 @@ OTHER_PLATFORM = {
     "other_platform": "def register():\n    return 'other_platform.OtherPlatform'\n",
 }
 ALL_PLUGINS = "npu,npu_ops,npu_kvconnector,npu_statlogger"
+
+
+@pytest.fixture(scope="module")
+def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a program where torch is imported, and vLLM up to its choice of a platform."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NPU_", "VLLM_", "PYTHONPATH"))}
+    server = ForkServer("vllm.platforms", environ=clean)
+
+    def in_a_fork(program: str, site: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+        installed = f"import sys; sys.path.insert(0, {str(site)!r})\n" if site else ""
+        return server.run(installed + program, environ=clean | environ)
+
+    return in_a_fork
 
 
 def problems(environment: Environment = WORKSPACE, **environ: str) -> list[dict[str, str]]:
@@ -53,7 +75,7 @@ def test_no_vllm(wheels: Path, tmp_path: Path) -> None:
     environment.install("npu-platform", "npu-statlogger", wheels=wheels)
     problem = only(problems(environment))
     assert problem["detail"] == "vLLM is not installed, so the npu platform stays off."
-    assert "pip install" in problem["remedy"]
+    assert VLLM_RECIPE in problem["remedy"]
     registered = environment.run("import npu_platform; print(npu_platform.register(), npu_platform.register())")
     assert registered.stdout == "None None\n"
     assert len(sentences(registered, "vLLM is not installed")) == 1
@@ -62,62 +84,57 @@ def test_no_vllm(wheels: Path, tmp_path: Path) -> None:
     assert len(sentences(logger, "vLLM is not installed")) == 1
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.40.0"])
-def test_a_vllm_out_of_range(version: str, tmp_path: Path) -> None:
-    add_distribution(tmp_path, "vllm", version)
-    problem = only(problems(PYTHONPATH=str(tmp_path)))
-    assert (
-        problem["detail"]
-        == f"vLLM {version} is outside the tested range >=0.32.0,<0.33, so the npu platform stays off."
-    )
-    result = WORKSPACE.run(CURRENT_PLATFORM, PYTHONPATH=str(tmp_path))
+def test_the_recipe_for_vllm_is_that_of_the_documentation() -> None:
+    for page in ("README.md", "docs/getting_started/install.md"):
+        text = (ROOT / page).read_text().replace("\\\n  ", "")
+        assert all(line in text.splitlines() for line in VLLM_RECIPE.splitlines())
+
+
+def test_a_vllm_out_of_range(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    add_distribution(tmp_path, "vllm", "0.31.0")
+    result = run(CURRENT_PLATFORM, tmp_path)
     assert "platform NPUPlatform" not in result.stdout
-    assert len(sentences(result, f"vLLM {version} is outside the tested range")) == 1
+    assert len(sentences(result, "vLLM 0.31.0 is outside the tested range >=0.32.0,<0.33")) == 1
 
 
-def test_vllm_plugins_that_name_half_of_us() -> None:
-    named = "npu,npu_ops"
-    problem = only(problems(VLLM_PLUGINS=named))
-    assert f"Set VLLM_PLUGINS={ALL_PLUGINS}" in problem["remedy"]
+def test_vllm_plugins_that_name_half_of_us(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     # vLLM asks the platform for its warnings when it sets up logging.
     asked = "; import vllm.logger; current_platform.log_warnings()"
-    result = WORKSPACE.run(CURRENT_PLATFORM + asked, VLLM_PLUGINS=named)
+    result = run(CURRENT_PLATFORM + asked, VLLM_PLUGINS="npu,npu_ops")
     assert "platform NPUPlatform" in result.stdout
     assert len(sentences(result, f"VLLM_PLUGINS={ALL_PLUGINS}")) == 1
 
 
-def test_vllm_plugins_without_the_platform_is_explained() -> None:
-    problem = only(problems(VLLM_PLUGINS="npu_ops,npu_kvconnector,npu_statlogger"))
-    assert "leaves out npu." in problem["detail"]
-
-
-def test_a_second_platform_plugin(tmp_path: Path) -> None:
+def test_a_second_platform_plugin(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     add_distribution(tmp_path, "other-platform", "1.0", **OTHER_PLATFORM)
-    # Plugins that import vLLM cannot be loaded either then, so there are more findings; one of them is the cause.
-    (problem,) = [problem for problem in problems(PYTHONPATH=str(tmp_path)) if problem["section"] == "platform"]
-    assert "other from other-platform" in problem["detail"]
-    assert problem["remedy"]
-    result = WORKSPACE.run(CURRENT_PLATFORM, check=False, PYTHONPATH=str(tmp_path))
+    result = run(CURRENT_PLATFORM, tmp_path)
     assert "Only one platform plugin can be activated" in result.stderr.splitlines()[-1]
     # One of the ways out that the doctor names.
-    result = WORKSPACE.run(CURRENT_PLATFORM, PYTHONPATH=str(tmp_path), VLLM_PLUGINS=ALL_PLUGINS)
+    result = run(CURRENT_PLATFORM, tmp_path, VLLM_PLUGINS=ALL_PLUGINS)
     assert "platform NPUPlatform" in result.stdout
 
 
-def test_an_instruction_set_that_the_processor_lacks() -> None:
-    flags = Path("/proc/cpuinfo").read_text()
-    if "avx512f" in flags:
-        pytest.skip("this processor has AVX-512; there is no tier that it lacks")
-    lacking = "avx512"
+def test_variables_of_all_four_are_known_and_their_misspellings_not() -> None:
+    assert problems(NPU_TUNE="0", NPU_ISA="scalar", NPU_STATLOGGER_INTERVAL="5") == []
+    problem = only(problems(NPU_STATLOGGER_PTAH="stats.jsonl"))
+    assert "Did you mean NPU_STATLOGGER_PATH?" in problem["remedy"]
+
+
+def test_an_instruction_set_that_the_processor_lacks(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    lacking = next((isa for isa in ISAS if not npu_ops.native.can_run(isa)), None)
+    if lacking is None:
+        pytest.skip(f"this processor has all of {', '.join(ISAS)}")
     problem = only(problems(NPU_ISA=lacking))
     assert lacking in problem["detail"]
-    result = WORKSPACE.run("import npu_ops", check=False, NPU_ISA=lacking)
+    result = run("import npu_ops", NPU_ISA=lacking)
     assert result.returncode == 1
     assert lacking in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
-def test_without_wide_instructions_the_ops_work(isa: str) -> None:
+def test_without_wide_instructions_the_ops_work(isa: str, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     norm = "torch.ops.npu_ops.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)"
-    result = WORKSPACE.run(f"import torch, npu_ops; print({norm}.sum().item())", NPU_ISA=isa)
-    assert float(result.stdout) == pytest.approx(16, rel=1e-4)
+    result = run(f"import torch, npu_ops; print(npu_ops.native.isa(), {norm}.sum().item())", NPU_ISA=isa)
+    used, total = result.stdout.split()
+    assert used == isa
+    assert float(total) == pytest.approx(16, rel=1e-4)
