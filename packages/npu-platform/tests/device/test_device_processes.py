@@ -161,3 +161,45 @@ if __name__ == "__main__":
     done = run_fresh_python(program.format(str(script)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{method} 300000.0 1000.0 npu:0 4.0" for method in ("fork", "spawn")]
+
+
+def test_tensors_in_a_queue_are_copies_that_keep_their_strides(run_fresh_python: RunPython, tmp_path) -> None:
+    script = tmp_path / "copies.py"
+    script.write_text(
+        """
+import sys
+import torch
+import torch.multiprocessing as mp
+
+def tensors():
+    x = torch.arange(24.0, device="npu").view(4, 6)
+    return [x.t(), x[1:, ::2], x[0].expand(3, 6), x[:0], x.sum(), x[1:].t().to(torch.bfloat16),
+            torch.view_as_complex(x.view(4, 3, 2)).conj().t(), x > 3]
+
+def child(queue, replies, given):
+    got = [queue.get(timeout=60) for _ in tensors()]
+    for mine, sent, passed in zip(tensors(), got, given, strict=True):
+        for other in (sent, passed):
+            assert torch.equal(mine, other) and mine.stride() == other.stride() and mine.dtype == other.dtype
+    got[0].fill_(7)
+    replies.put("checked")
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        context = mp.get_context(method)
+        queue, replies = context.Queue(), context.Queue()
+        sent = tensors()
+        process = context.Process(target=child, args=(queue, replies, sent))
+        process.start()
+        for each in sent:
+            queue.put(each)
+        print(replies.get(timeout=60))
+        process.join()
+        assert process.exitcode == 0
+        assert sent[0][0, 0].item() == 0  # what the child writes stays there
+"""
+    )
+    program = "import runpy, sys; sys.argv = [{0!r}]; runpy.run_path({0!r}, run_name='__main__')"
+    done = run_fresh_python(program.format(str(script)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["checked", "checked"]
