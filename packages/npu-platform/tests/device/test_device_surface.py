@@ -164,6 +164,26 @@ def test_streams_are_current_where_they_were_made_so() -> None:
     assert other.query()
 
 
+def test_a_stream_of_another_device_leaves_the_current_device_when_it_goes(run_python) -> None:
+    done = run_python(
+        """
+import torch
+other = torch.npu.Stream("npu:1")
+with torch.npu.stream(other):
+    assert torch.npu.current_device() == 1 and torch.npu.current_stream() == other
+assert torch.npu.current_device() == 0
+assert torch.npu.current_stream(1) == torch.npu.default_stream(1)
+try:
+    with torch.npu.stream(other): 1 / 0
+except ZeroDivisionError: pass
+assert torch.npu.current_device() == 0
+print("done")
+""",
+        NPU_SIMULATOR_DEVICES="2",
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_streams_have_an_id_that_other_code_can_hand_back() -> None:
     stream = torch.npu.Stream()
     assert torch.npu.get_stream_from_external(stream.npu_stream) == stream

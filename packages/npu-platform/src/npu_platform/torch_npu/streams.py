@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .devices import Device, index_of
+from .devices import Device, current_device, index_of, set_device
 
 if TYPE_CHECKING:
     from typing import Self
@@ -102,24 +102,27 @@ def set_stream(stream: torch.Stream | None) -> None:
 
 
 class StreamContext:
-    """Context manager that makes a stream current; None changes nothing."""
+    """Context manager that makes a stream, and its device, current; None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
         self._previous: torch.Stream | None = None
+        self._device = -1
 
     def __enter__(self) -> None:
         """Make the stream current."""
         if self.stream is not None:
+            self._device = current_device()
             self._previous = torch.accelerator.current_stream(self.stream.device_index)
             torch.accelerator.set_stream(self.stream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Make the previous stream current again."""
+        """Make the previous stream and device current again."""
         if self._previous is not None:
             torch.accelerator.set_stream(self._previous)
+            set_device(self._device)
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
