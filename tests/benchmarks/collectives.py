@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks.__main__ import machine
+from tests.benchmarks.machine import machine
 
 SIZES = [1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20]
 COLLECTIVES = ["all_reduce", "all_gather", "broadcast"]

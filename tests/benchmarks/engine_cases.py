@@ -1,0 +1,114 @@
+"""The cases of the engine benchmark. Plain Python: every contestant's interpreter imports it.
+
+A prefill is the time from a prompt's arrival to its first token; a decode step is the time between two tokens of a whole
+batch, each sequence of which has `context` tokens when its steps begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+# For the test of this harness: nothing that it measures is worth a look.
+TINY = QWEN3_06B | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
+BLOCK = 128  # tokens, the peer's; ours are not larger
+SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a shape choose kernels and fill caches
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement; `samples` are of one round."""
+
+    kind: str
+    """prefill or decode."""
+    context: int
+    batch: int = 1
+    samples: int = 64
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return (
+            f"prefill {self.context}" if self.kind == "prefill" else f"decode batch {self.batch} context {self.context}"
+        )
+
+    @property
+    def steps(self) -> int:
+        """Tokens that each sequence generates: prompts come in one by one and in pieces, until then no step is whole."""
+        return 1 if self.kind == "prefill" else self.samples + SETTLE + 16 + self.batch * self.context // 2048
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its sequences hold at the end, in whole blocks."""
+        return self.batch * BLOCK * -(-(self.context + self.steps) // BLOCK)
+
+
+def prefills(*lengths: int) -> list[Case]:
+    """Return prefills of these lengths, of fewer samples where one takes long."""
+    return [Case("prefill", length, samples=5 if length < 1024 else 3 if length < 8192 else 1) for length in lengths]
+
+
+QUICK = [
+    *prefills(128, 512, 2048),
+    *(Case("decode", 64, batch) for batch in (1, 8, 32, 64)),
+    Case("decode", 4096),
+]
+WHOLE = [
+    *prefills(128, 256, 512, 1024, 2048, 4096, 8192),
+    *(Case("decode", 64, batch) for batch in (1, 2, 4, 8, 16, 32, 64)),
+    *(Case("decode", context) for context in (512, 2048, 4096, 8192, 16384, 32000)),
+    *(Case("decode", context, 8) for context in (512, 4096)),
+]
+TRIAL = [*prefills(64), Case("decode", 64, 1, 8), Case("decode", 64, 2, 8)]
+SPLIT = [*prefills(512), *(Case("decode", 64, batch, 32) for batch in (1, 8, 32))]  # where the time goes
+CHOICES = {"quick": QUICK, "whole": WHOLE, "trial": TRIAL, "split": SPLIT}
+
+
+def weight_bytes(shape: dict[str, object], item: int = 2) -> int:
+    """Return what a decode step must read of the weights at least: all layers and the tied head once."""
+    n = {key: value for key, value in shape.items() if isinstance(value, int)}
+    attention = (2 * n["num_attention_heads"] + 2 * n["num_key_value_heads"]) * n["head_dim"] * n["hidden_size"]
+    layer = attention + 3 * n["hidden_size"] * n["intermediate_size"]
+    return item * (n["num_hidden_layers"] * layer + n["vocab_size"] * n["hidden_size"])
+
+
+def longest(cases: list[Case]) -> int:
+    """Return the tokens of the longest sequence."""
+    return max(case.context + case.steps for case in cases)
+
+
+def cache_bytes(shape: dict[str, object], cases: list[Case], item: int = 2) -> int:
+    """Return the memory of keys and values that the largest case needs, with a quarter more."""
+    n = {key: value for key, value in shape.items() if isinstance(value, int)}
+    token = 2 * item * n["num_hidden_layers"] * n["num_key_value_heads"] * n["head_dim"]
+    return token * max(longest(cases) + BLOCK, *(case.tokens for case in cases)) * 5 // 4

