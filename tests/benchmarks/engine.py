@@ -106,6 +106,7 @@ def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
             environ, eager, float32 = peer.environ(python), {"enforce_eager": True}, {"dtype": "float32"}
             found += [
                 Contestant(name, label, python, {}, environ),
+                Contestant(f"{name}-gnu", f"{label}, GNU OpenMP", python, {}, peer.environ(python, gnu=True)),
                 Contestant(f"{name}-eager", f"{label}, eager", python, eager, environ),
                 Contestant(f"{name}-float32", f"{label}, float32", python, float32, environ),
                 Contestant(f"{name}-float32-eager", f"{label}, float32, eager", python, eager | float32, environ),

@@ -43,6 +43,7 @@ TINY = QWEN3_06B | {
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
 BLOCK = 128  # tokens, the peer's; ours are not larger
 SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a shape choose kernels and fill caches
+SPARE = 64  # steps of a part of the batch, at most
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,13 @@ class Case:
 
     @property
     def steps(self) -> int:
-        """Tokens that each sequence generates: prompts come in one by one and in pieces, until then no step is whole."""
-        return 1 if self.kind == "prefill" else self.samples + SETTLE + 16 + self.batch * self.context // 2048
+        """Tokens that each sequence may generate: prompts come in one by one and in pieces, until then no step is whole."""
+        return 1 if self.kind == "prefill" else self.samples + SETTLE + SPARE
+
+    @property
+    def whole_steps(self) -> int | None:
+        """Tokens of all sequences at once that are enough; the first begins the first step."""
+        return None if self.kind == "prefill" else self.samples + SETTLE + 1
 
     @property
     def tokens(self) -> int:
@@ -75,7 +81,7 @@ class Case:
 
 def prefills(*lengths: int) -> list[Case]:
     """Return prefills of these lengths, of fewer samples where one takes long."""
-    return [Case("prefill", length, samples=5 if length < 1024 else 3 if length < 8192 else 1) for length in lengths]
+    return [Case("prefill", length, samples=5 if length < 1024 else 2 if length < 8192 else 1) for length in lengths]
 
 
 QUICK = [

@@ -21,8 +21,6 @@ from typing import Any
 from tests.benchmarks.engine_cases import CHOICES, SETTLE, Case, cache_bytes, longest
 from tests.benchmarks.split import split_of_steps
 
-ATTEMPTS = 3  # to have all sequences of a batch in the engine at once
-
 
 def main(model: str, started: str, cases: str, engine_json: str) -> None:
     """Start an engine with random weights, time every case and say what was running."""
@@ -71,32 +69,39 @@ class Timer:
         if case.kind == "prefill":
             self.run(1, case.context, 1)
             return [self.run(1, case.context, 1)[0][0] for _ in range(case.samples)]
-        for _ in range(ATTEMPTS):
-            came = self.run(case.batch, case.context, case.steps)
-            whole = [at for at, tokens in came if tokens == case.batch]
-            steps = [after - before for before, after in pairwise(whole)]
-            if len(steps) >= case.samples + SETTLE:
-                return steps[SETTLE:][: case.samples]
-        msg = (
-            f"{case.name}: the first sequences ended before the last began, {ATTEMPTS} times; is the machine this busy?"
-        )
-        raise RuntimeError(msg)
+        whole = [
+            at
+            for at, tokens in self.run(case.batch, case.context, case.steps, case.whole_steps)
+            if tokens == case.batch
+        ]
+        steps = [after - before for before, after in pairwise(whole)][SETTLE : SETTLE + case.samples]
+        if len(steps) < case.samples:
+            msg = f"{case.name}: the first sequences ended before the last began; is the machine that busy?"
+            raise RuntimeError(msg)
+        return steps
 
-    def run(self, batch: int, length: int, tokens: int) -> list[tuple[float, int]]:
-        """Return when tokens came, in seconds from the arrival of the prompts, and how many at a time."""
+    def run(self, batch: int, length: int, tokens: int, enough: int | None = None) -> list[tuple[float, int]]:
+        """Return when tokens came, in seconds from the arrival of the prompts, and how many at a time.
+
+        Stops when a token for each sequence came `enough` times, otherwise when all tokens are there.
+        """
         from vllm import SamplingParams
 
         prompts = [random.choices(range(10, self.vocabulary), k=length) for _ in range(batch)]
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         came: list[tuple[float, int]] = []
+        names = [str(self.requests + number) for number in range(batch)]
+        self.requests += batch
         began = time.perf_counter()
-        for prompt in prompts:
-            self.engine.add_request(str(self.requests), {"prompt_token_ids": prompt}, sampling)
-            self.requests += 1
+        for name, prompt in zip(names, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
             if outputs:
                 came.append((time.perf_counter() - began, len(outputs)))
+            if enough is not None and sum(number == batch for _, number in came) >= enough:
+                self.engine.abort_request(names)
+                time.sleep(0.5)  # a step may be on its way
         return came
 
 

@@ -11,13 +11,14 @@ import os
 from pathlib import Path
 
 
-def environ(python: str, threads: int | None = None) -> dict[str, str]:
-    """Return the variables for an interpreter with vLLM's CPU build, whose workers shall use so many threads (all)."""
+def environ(python: str, threads: int | None = None, *, gnu: bool = False) -> dict[str, str]:
+    """Return the variables for an interpreter with vLLM's CPU build, whose workers shall use so many threads (all).
+
+    With `gnu` they get torch's OpenMP in place of Intel's, which vLLM itself loads for its workers if nothing else is.
+    """
     cores = sorted(os.sched_getaffinity(0))[:threads]
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-        "LD_PRELOAD": ":".join(preloads(python)),
-    }
+    first = [library for library in preloads(python) if not (gnu and "libiomp" in library)]
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "LD_PRELOAD": ":".join(first)}
 
 
 def kernel_environ(python: str, threads: int) -> dict[str, str]:

@@ -31,7 +31,7 @@ def split_of_steps(llm: Any, timer: Timer, folder: Path, cases: list[Case], laye
         wall = statistics.median(timer.measured(case))
         before = set(folder.glob("*.json.gz"))
         llm.start_profile()
-        timer.run(case.batch, case.context, case.steps)
+        timer.run(case.batch, case.context, case.steps, case.whole_steps)
         llm.stop_profile()
         (trace,) = set(folder.glob("*.json.gz")) - before
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
