@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -8,6 +9,10 @@ import sys
 import pytest
 
 from npu_platform import activation
+from tests.support.forks import ForkServer
+
+READ_BY_IMPORT = {"NPU_DEVICE", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+"""Variables that `import torch` reads, since it loads the device; other tests need no import of their own."""
 
 
 def decide_in_a_new_process(code: str = "", **environ: str) -> dict[str, object]:
@@ -21,10 +26,18 @@ decision = activation.decide()
 print(json.dumps({{"activate": decision.activate, "reason": decision.reason, "remedy": decision.remedy,
                    "registered": npu_platform.register()}}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | environ, capture_output=True, text=True, check=True
-    )
+    if environ.keys() & READ_BY_IMPORT:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False)
+    else:
+        done = torch_is_imported().run(script, environ=os.environ | environ)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
+
+
+@functools.cache
+def torch_is_imported() -> ForkServer:
+    return ForkServer("torch", environ=os.environ)
 
 
 FAKE_VERSION = """
