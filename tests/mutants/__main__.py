@@ -42,11 +42,11 @@ def main() -> int:
     """Try the faults one after the other."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("folder", type=Path, help="checkout that may be changed")
-    parser.add_argument("--only", default="", help="try the faults whose name holds these words")
+    parser.add_argument("--only", default="", help="try the faults whose name or file holds these words")
     parser.add_argument("--table", type=Path, help="file to write the table into")
     arguments = parser.parse_args()
     faults = [Fault(**fault) for fault in tomllib.loads(FAULTS.read_text())["fault"]]
-    chosen = [fault for fault in faults if arguments.only in fault.name]
+    chosen = [fault for fault in faults if arguments.only in f"{fault.name} {fault.file}"]
     noticed = {}
     for fault in chosen:
         noticed[fault.name] = failing_test(arguments.folder, fault)
