@@ -1,9 +1,13 @@
-"""In batch-invariant mode row i of a batch has, bit for bit, what it has alone; without the mode these rows differ."""
+"""In batch-invariant mode row i of a batch has, bit for bit, what it has alone; without the mode these rows differ.
+
+What it has is the truth, too: each result is also compared with float64 or with the op's reference.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ import npu_ops
 from npu_ops import panels
 from npu_ops.config import OpsConfig
 from npu_ops.errors import ConfigError
+from npu_ops.op import OPS
 
 ROWS = (2, 3, 5, 13, 19, 40)  # around every number of rows at which some kernel changes its way
 
@@ -30,6 +35,14 @@ def check(op, rows, ways=ROWS):
         assert torch.equal(op(rows[:n]), whole[:n]), n
     for i in (0, 7, len(rows) - 1):
         assert torch.equal(op(rows[i : i + 1]), whole[i : i + 1]), i
+    return whole
+
+
+def is_near(actual, expected, noise):
+    """As the reference in float64: `noise` of the largest, and the rounding to the result's dtype."""
+    eps, expected = torch.finfo(actual.dtype).eps, expected.double()
+    error = (actual.double() - expected).abs()
+    assert (error <= eps * expected.abs() + noise * (1 + expected.abs().max())).all(), error.max()
 
 
 def test_the_environment_chooses_the_mode(monkeypatch):
@@ -43,11 +56,9 @@ def test_the_environment_chooses_the_mode(monkeypatch):
 
 
 @pytest.mark.parametrize(("n", "k"), [(70, 100), (37, 1500), (16, 2048)])
-def test_linear(ops, isa, dtype, n, k):
+def test_linear(ops, equals_product, isa, dtype, n, k):
     x, weight, bias = torch.randn(41, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
-    check(lambda rows: ops.linear(rows, weight, bias), x)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    torch.testing.assert_close(ops.linear(x, weight, bias).double(), expected, rtol=2e-2, atol=2e-2 * math.sqrt(k) / 8)
+    equals_product(check(lambda rows: ops.linear(rows, weight, bias), x), x, weight, bias)
 
 
 def test_the_mode_is_needed(ops):
@@ -57,36 +68,50 @@ def test_the_mode_is_needed(ops):
     assert not torch.equal(ops.linear(x, weight, None)[:1], ops.linear(x[:1], weight, None))
 
 
-def test_long_batches_in_parts(ops):
+def test_long_batches_in_parts(ops, equals_product):
     x, weight = torch.randn(2100, 64).bfloat16(), torch.randn(40, 64).bfloat16()
-    check(lambda rows: ops.linear(rows, weight, None), x, (1000, 1025))
+    equals_product(check(lambda rows: ops.linear(rows, weight, None), x, (1000, 1025)), x, weight)
 
 
 @pytest.mark.parametrize("block", [(None, None), (1, None), (32, 64)])
 @pytest.mark.parametrize("group", [0, 128])
-def test_fp8_linear(ops, isa, dtype, block, group):
+def test_fp8_linear(ops, equals_product, isa, dtype, block, group):
+    """x has values of e4m3 up to the largest, so that where it is rounded it stays as it is."""
     n, k = 48, 1400
     rows, columns = (size or whole for size, whole in zip(block, (n, k), strict=True))
     weight, scale = torch.randn(n, k).to(torch.float8_e4m3fn), torch.rand(-(-n // rows), -(-k // columns))
-    check(lambda x: ops.fp8_linear(x, weight, scale, None, None, group, rows, columns), torch.randn(41, k).to(dtype))
+    x = (torch.randn(41, k) * 20).to(torch.float8_e4m3fn).to(dtype)
+    x[:, ::128] = 448
+    y = check(lambda x: ops.fp8_linear(x, weight, scale, None, None, group, rows, columns), x)
+    equals_product(y, x, weight.double() * scale.double()[torch.arange(n)[:, None] // rows, torch.arange(k) // columns])
 
 
-def test_integer_weights(ops, isa, dtype):
+def test_integer_weights(ops, equals_product, isa, dtype):
     n, k, group = 64, 704, 64
-    q, scales = torch.randint(0, 16, (n, k)), panels.pack_groups((torch.rand(n, k // group) * 0.01).to(dtype))
-    zeros = panels.pack_groups(torch.randint(0, 16, (n, k // group)).to(torch.int8))
-    weight = panels.pack(q, 4)
-    check(
-        lambda x: ops.weight_only_linear(x, weight, scales, zeros, None, None, n, group), torch.randn(41, k).to(dtype)
-    )
-    w = torch.randint(-128, 128, (n, k), dtype=torch.int8)
-    weight, sums, scale = panels.pack(w, 8), w.int().sum(-1).int(), torch.rand(n)
+    q, scale = torch.randint(0, 16, (n, k)), (torch.rand(n, k // group) * 0.01).to(dtype)
+    zero, of = torch.randint(0, 16, (n, k // group)).to(torch.int8), torch.arange(k) // group
+    weight, scales, zeros = panels.pack(q, 4), panels.pack_groups(scale), panels.pack_groups(zero)
+    x = torch.randn(41, k).to(dtype)
+    y = check(lambda x: ops.weight_only_linear(x, weight, scales, zeros, None, None, n, group), x)
+    exact = (q.double() - zero[:, of]) * scale[:, of].double()
+    largest = x.double().abs().view(41, -1, group).amax(-1)[:, of]
+    equals_product(y, x, exact, more=largest @ exact.abs().t() * 2.0 ** (-30 if dtype is torch.float32 else -15))
+
+
+def test_integer_activations(ops, equals_product, isa, dtype):
+    n, k = 64, 704
+    w, scale, x = torch.randint(-128, 128, (n, k), dtype=torch.int8), torch.rand(n), torch.randn(41, k).to(dtype)
+    weight, sums = panels.pack(w, 8), w.int().sum(-1).int()
 
     def int8(x):
         codes, x_scale, zero = ops.dynamic_int8_quant(x, False)
         return ops.int8_linear(codes, x_scale, zero, weight, scale, sums, None, n, dtype)
 
-    check(int8, torch.randn(41, k).to(dtype))
+    y = check(int8, x / 8)
+    codes, x_scale, zero = ops.dynamic_int8_quant(x / 8, False)
+    decoded = (codes.double() - zero) * x_scale.double()
+    assert ((decoded - x.double() / 8).abs() <= 0.51 * x_scale).all()
+    equals_product(y, decoded, w.double() * scale.double()[:, None])
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -98,13 +123,15 @@ def test_experts(ops, isa, dtype, bias):
     biases = [torch.randn(experts, n).to(dtype) if bias else None for n in (2 * width, hidden)]
     router = torch.randn(experts, hidden).to(dtype)
 
-    def layer(x):
-        logits = ops.linear(x, router, None)
-        weights, ids = ops.select_experts(logits, top_k, "softmax", True, 1.0, None, 0, 0)
-        plain = (None, "silu", False, 1.0, 0.0, math.inf, False)
-        return ops.fused_experts(x, w13, w2, weights, ids, *biases, *plain)
+    def route(x, select):
+        return select(ops.linear(x, router, None), top_k, "softmax", True, 1.0, None, 0, 0)
 
-    check(layer, x)
+    plain = (None, "silu", False, 1.0, 0.0, math.inf, False)
+    y = check(lambda x: ops.fused_experts(x, w13, w2, *route(x, ops.select_experts), *biases, *plain), x)
+    wide = [None if t is None else t.double() for t in (x, w13, w2, *biases)]
+    routes = route(x, OPS["select_experts"].reference)
+    expected = OPS["fused_experts"].reference(*wide[:3], *routes, *wide[3:], *plain)
+    is_near(y, expected, 4 * torch.finfo(dtype).eps + 2**-23 * 48)  # activated rows are rounded, and the sums
 
 
 def test_lora(ops, isa, dtype):
@@ -113,15 +140,17 @@ def test_lora(ops, isa, dtype):
     b = [torch.randn(2, 1, n, rank).to(dtype) for n in columns]
     indices = torch.arange(41) % 3 - 1
 
-    def layer(rows):
-        x, of = rows[:, 1:], indices[rows[:, 0].long()]
-        product, y = torch.empty(2, len(x), rank), torch.zeros(len(x), sum(columns), dtype=dtype)
-        ops.lora_shrink(product, x, a, of, 0.5)
-        ops.lora_expand(y, product, b, of, columns, 0, True)
+    def layer(rows, shrink=ops.lora_shrink, expand=ops.lora_expand, *, of=indices, a=a, b=b, wide=torch.float32):
+        x, of = rows[:, 1:], of[rows[:, 0].long()]
+        product, y = torch.empty(2, len(x), rank, dtype=wide), torch.zeros(len(x), sum(columns), dtype=rows.dtype)
+        shrink(product, x, a, of, 0.5)
+        expand(y, product, b, of, columns, 0, True)
         return y
 
     numbered = torch.cat((torch.arange(41)[:, None], torch.randn(41, hidden)), 1).to(dtype)
-    check(layer, numbered)
+    y, truth = check(layer, numbered), [OPS[name].reference for name in ("lora_shrink", "lora_expand")]
+    exact = {"a": [w.double() for w in a], "b": [w.double() for w in b], "wide": torch.float64}
+    is_near(y, layer(numbered.double(), *truth, **exact), 2**-23 * 48)
 
 
 class Cache:
@@ -139,9 +168,9 @@ class Cache:
         self.tables = torch.randperm(2 * blocks).view(2, blocks).int()
         self.query = torch.randn(length, heads[0], size).to(dtype)
 
-    def attend(self, spans, options):
+    def attend(self, spans, options, ops=torch.ops.npu_ops):
         """Queries [from, to) of the request as the given steps, the last beside another request's."""
-        ops, size, parts = torch.ops.npu_ops, self.size, []
+        size, parts = self.size, []
         for number, (start, end) in enumerate(spans):
             company = number == len(spans) - 1
             query = torch.cat((self.query[start:end], self.query[:30])) if company else self.query[start:end]
@@ -162,6 +191,17 @@ def check_cuts(cache, options):
     assert not whole.isnan().any()
     chunks = [(0, 1), (1, 70), (70, 71), (71, length - 3), *((i, i + 1) for i in range(length - 3, length))]
     assert torch.equal(cache.attend(chunks, options), whole)
+    names = ("paged_attention", "paged_attention_quantized")
+    references = SimpleNamespace(**{name: OPS[name].reference for name in names})
+    equals_attention(whole, cache.attend([(0, length)], options, references))
+
+
+def equals_attention(actual, expected):
+    """Sums of softmax weights, which are rounded to bfloat16 or float16 where the values are that."""
+    allowed = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[actual.dtype]
+    assert (actual.double() - expected.double()).abs().max() <= allowed * max(1, expected.abs().max() / 4)
+    cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double(), dim=-1)
+    assert cosine.min() > (1 - 1e-9 if actual.dtype is torch.float32 else 0.9999)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (7, 1), (40, 2)])
@@ -182,13 +222,15 @@ def test_attention_without_a_cache(ops, isa, dtype):
     query, key, value = (torch.randn(80, 2, 40).to(dtype) for _ in range(3))
     options = (0.2, False, -1, -1, 0.0, None, None)
 
-    def attend(lengths):
+    def attend(lengths, op=ops.varlen_attention):
         out = torch.empty_like(query[: sum(lengths)])
         rows = (t[: sum(lengths)] for t in (query, key, value))
-        ops.varlen_attention(out, *rows, torch.tensor([0, *lengths]).cumsum(0).int(), *options)
+        op(out, *rows, torch.tensor([0, *lengths]).cumsum(0).int(), *options)
         return out
 
-    assert torch.equal(attend([9, 71])[:9], attend([9]))
+    whole = attend([9, 71])
+    assert torch.equal(whole[:9], attend([9]))
+    equals_attention(whole, attend([9, 71], OPS["varlen_attention"].reference))
 
 
 @pytest.mark.parametrize("name", ["mamba-1", "mamba-2", "delta", "convolution"])
@@ -205,24 +247,24 @@ def test_states_however_a_prompt_is_cut(ops, isa, dtype, name):
     whole = heads * width  # Mamba-1 has one head
     cases = {
         "mamba-1": (
-            lambda y, at, *of: ops.selective_scan(
+            lambda ops, y, at, *of: ops.selective_scan(
                 y[:, None], x[at].reshape(-1, 1, whole), dt_by_channel[at], a_by_channel, b[at], c[at], *[None] * 3, *of
             ),
             (whole,),
             (1, whole, size),
         ),
         "mamba-2": (
-            lambda y, at, *of: ops.selective_scan(y, x[at], dt[at], a, b[at], c[at], *[None] * 3, *of),
+            lambda ops, y, at, *of: ops.selective_scan(y, x[at], dt[at], a, b[at], c[at], *[None] * 3, *of),
             (heads, width),
             (heads, width, size),
         ),
         "delta": (
-            lambda y, at, *of: ops.gated_delta_rule(y, qkv[at], dt[at], gate[at], a, bias, *of),
+            lambda ops, y, at, *of: ops.gated_delta_rule(y, qkv[at], dt[at], gate[at], a, bias, *of),
             (heads, width),
             (heads, width, size),
         ),
         "convolution": (
-            lambda y, at, *of: y.copy_(ops.causal_conv1d(qkv[at], taps, None, *of, True)),
+            lambda ops, y, at, *of: y.copy_(ops.causal_conv1d(qkv[at], taps, None, *of, True)),
             (channels,),
             (channels, 3),
         ),
@@ -231,27 +273,36 @@ def test_states_however_a_prompt_is_cut(ops, isa, dtype, name):
     op, shape, state_shape = cases[name]
     slot = torch.tensor([1], dtype=torch.int32)
 
-    def run(*bounds):
+    def run(*bounds, ops=ops):
         y = torch.zeros(tokens, *shape, dtype=dtype)
         state = torch.full((2, *state_shape), 5.0, dtype=dtype if name == "convolution" else torch.float32)
         for start, stop in itertools.pairwise(bounds):
             at = slice(start, stop)
             decode = start > 0 and stop == start + 1
             requests = (None, None) if decode else (torch.tensor([0, stop - start]).int(), torch.tensor([start > 0]))
-            op(y[at], at, state, slot, *requests)
+            op(ops, y[at], at, state, slot, *requests)
         return y, state[1]
 
     expected = run(0, tokens)
     for bounds in ((0, 1, 2, 40, 41, tokens), range(tokens + 1)):
         assert all(map(torch.equal, run(*bounds), expected))
+    families = ("selective_scan", "gated_delta_rule", "causal_conv1d")
+    truth = run(0, tokens, ops=SimpleNamespace(**{family: OPS[family].reference for family in families}))
+    for actual, reference in zip(expected, truth, strict=True):
+        is_near(actual, reference, 4e-6)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul", "top_k_top_p"])
 def test_what_goes_row_by_row(ops, isa, name):
     x, weight = torch.randn(41, 20_000), torch.ones(20_000)
     calls = {
-        "rms_norm": lambda rows: ops.rms_norm(rows, weight, 1e-6),
-        "silu_and_mul": ops.silu_and_mul,
-        "top_k_top_p": lambda rows: (y := rows.clone(), ops.top_k_top_p(y, None, torch.full((len(y),), 0.9)))[0],
+        "rms_norm": lambda ops, rows: ops.rms_norm(rows, weight, 1e-6),
+        "silu_and_mul": lambda ops, rows: ops.silu_and_mul(rows),
+        "top_k_top_p": lambda ops, rows: (
+            y := rows.clone(),
+            ops.top_k_top_p(y, None, torch.full((len(y),), 0.9)),
+        )[0],
     }
-    check(calls[name], x)
+    whole = check(lambda rows: calls[name](ops, rows), x)
+    expected = calls[name](SimpleNamespace(**{name: OPS[name].reference}), x)
+    torch.testing.assert_close(whole, expected, rtol=2e-6, atol=2e-6)
