@@ -242,11 +242,10 @@ def _devices() -> Iterator[Finding]:
     )
 
 
-def _host_memory() -> int:
+def _host_memory(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes of the host, or those that a control group around this process allows, if fewer."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    mount = Path("/sys/fs/cgroup")
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in membership.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "memory" in controllers.split(","):
             root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
