@@ -1,6 +1,6 @@
-"""After a run on npu, no module and no class of vLLM, torch or transformers holds anything of ours.
+"""In a step of the engine and after a run, no module and no class of vLLM, torch or transformers holds anything of ours.
 
-Registries (dictionaries that their owners offer) may hold our classes, and `torch.npu` is what torch registers for a
+While a worker starts, it is exactly what `npu_platform.compat` lists. Registries (dictionaries that their owners offer) may hold our classes, and `torch.npu` is what torch registers for a
 device; everything else that is ours and hangs off a foreign module or class is a patch.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npu_platform import compat
 from tests.support.environments import ROOT
 from tests.support.models import tiny_llama
 
@@ -63,6 +64,30 @@ def test_the_two_processes_are_comparable(after_a_run: dict[str, Any], without_u
     common = after_a_run["code"].keys() & without_us["code"].keys()
     assert len(common) > 0.9 * len(after_a_run["code"])
     assert "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model" in common
+
+
+def test_the_witness_saw_every_moment(after_a_run: dict[str, Any]) -> None:
+    assert after_a_run["during"].keys() == {"construction", "profile", "capture", "step", "sampling"}
+
+
+@pytest.mark.parametrize("moment", ["step", "sampling"])
+def test_nothing_is_substituted_in_a_step(moment: str, after_a_run: dict[str, Any]) -> None:
+    assert after_a_run["during"][moment] == {}
+
+
+@pytest.mark.parametrize(
+    ("moment", "substituted"),
+    [
+        ("construction", {}),
+        ("profile", {}),
+        ("capture", {"vllm.v1.worker.gpu_model_runner": "graph_capture", "vllm.v1.worker.gpu_worker": "kernel_warmup"}),
+    ],
+)
+def test_what_is_substituted_while_a_worker_starts(
+    moment: str, substituted: dict[str, str], after_a_run: dict[str, Any]
+) -> None:
+    assert after_a_run["during"][moment].keys() == {f"{module}:{name}" for module, name in substituted.items()}
+    assert all(name in compat.SUBSTITUTED[module] for module, name in substituted.items())
 
 
 def test_nothing_of_ours_hangs_off_a_foreign_module_or_class(after_a_run: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Lists the code that hangs off the modules and classes of vLLM, torch and transformers, after a run or without one.
 
 As a command it does one of two things and prints JSON:
-  python -m tests.support.attributes run FOLDER         generate on npu with the model in FOLDER, then list
+  python -m tests.support.attributes run FOLDER         generate on npu with the model in FOLDER, then list; and list
+                                                        while the worker starts and in the middle of a step
   python -m tests.support.attributes import FILE        import the modules named in FILE (JSON), then list
 """
 
@@ -17,6 +18,8 @@ import types
 import unittest.mock
 from pathlib import Path
 from typing import Any
+
+import torch
 
 __all__ = ["HOSTS", "listing"]
 
@@ -73,11 +76,65 @@ def _origin(code: Any) -> str:
     return str(module or "").partition(".")[0]
 
 
-def _run(folder: str) -> None:
-    """Generate in this process, with graphs, a KV cache small enough to preempt, and sampling; then shut down."""
+class Witness:
+    """Lists what hangs off the hosts at moments of a run; each moment once."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, dict[str, str]] = {}
+        self.serving = False
+
+    def note(self, moment: str) -> None:
+        """List now, if this is the first time at this moment."""
+        if moment not in self.seen:
+            self.seen[moment] = listing()
+
+    def forward(self, *_: Any) -> None:
+        """Note the moment at which a module is called; torch calls this for every module."""
+        if torch.npu.is_initialized():
+            self.note("capture" if torch.npu.is_current_stream_capturing() else "step" if self.serving else "profile")
+
+
+WITNESS = Witness()
+
+
+def _witness_processor() -> type:
+    """Return a logits processor that changes nothing: its construction is in the runner's, its use in the sampler."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class WitnessProcessor(LogitsProcessor):
+        def __init__(self, *_: Any) -> None:
+            WITNESS.note("construction")
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            pass
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            WITNESS.note("sampling")
+            return logits
+
+    return WitnessProcessor
+
+
+def _run(folder: str) -> dict[str, dict[str, str]]:
+    """Generate in this process, with graphs, a KV cache small enough to preempt, and sampling; then shut down.
+
+    Returns what is different from the end at each moment that the witness saw.
+    """
     from vllm import LLM, SamplingParams
 
-    llm = LLM(folder, skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=2**24, max_num_seqs=4)
+    torch.nn.modules.module.register_module_forward_pre_hook(WITNESS.forward)
+    llm = LLM(
+        folder,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        kv_cache_memory_bytes=2**24,
+        max_num_seqs=4,
+        logits_processors=[_witness_processor()],
+    )
+    WITNESS.serving = True
     prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (5, 40)]
     for temperature in (0.0, 1.0):
         outputs = llm.generate(
@@ -85,19 +142,26 @@ def _run(folder: str) -> None:
         )
         assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
     llm.llm_engine.engine_core.shutdown()
+    end = listing()
+    return {
+        moment: {key: origin for key, origin in seen.items() if end.get(key) not in (None, origin)}
+        for moment, seen in WITNESS.seen.items()
+    }
 
 
 def main(command: str, argument: str) -> None:
     """Do what the module's docstring says; the last line printed is the listing."""
+    during = {}
     if command == "run":
-        _run(argument)
+        during = _run(argument)
     else:
         for name in json.loads(Path(argument).read_text()):
             with contextlib.suppress(Exception):  # some need a device; what they hold is then not compared
                 importlib.import_module(name)
     modules = [name for name in sys.modules if name.partition(".")[0] in HOSTS]
     device = sys.modules.get("torch.npu")
-    print(json.dumps({"modules": modules, "device": inspect.getfile(device) if device else None, "code": listing()}))
+    where = inspect.getfile(device) if device else None
+    print(json.dumps({"modules": modules, "device": where, "code": listing(), "during": during}))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,164 @@
-"""Each substitution is undone on leaving, and each test fails once vLLM no longer needs it."""
+"""Each substitution is undone when the last has left, and a test of each fails once vLLM no longer needs it."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
 import torch
 
 from npu_platform import compat
 
-
-def test_streams_are_substituted_and_given_back() -> None:
-    names = ("Stream", "Event", "current_stream", "default_stream", "stream")
-    before = {name: getattr(torch.cuda, name) for name in names}
-    with compat.torch_cuda_streams_on_npu():
-        assert all(getattr(torch.cuda, name) is getattr(torch.npu, name) for name in names)
-    assert before == {name: getattr(torch.cuda, name) for name in names}
-
-
-def test_streams_are_given_back_after_an_error() -> None:
-    before = torch.cuda.Stream
-    try:
-        with compat.torch_cuda_streams_on_npu():
-            raise KeyError
-    except KeyError:
-        pass
-    assert torch.cuda.Stream is before
+STREAMS = ("Stream", "Event", "current_stream", "default_stream", "stream")
+SUBSTITUTIONS = {
+    "graph_capture": (compat.graph_capture_on_npu, "vllm.v1.worker.gpu_model_runner", "graph_capture"),
+    "kernel_warmup": (compat.without_kernel_warmup, "vllm.v1.worker.gpu_worker", "kernel_warmup"),
+    "batch_invariance": (
+        compat.without_triton_batch_invariance,
+        "vllm.model_executor.determinism.batch_invariant",
+        "init_batch_invariance",
+    ),
+}
 
 
-def test_vllm_still_names_cuda_streams() -> None:
-    from vllm.v1.worker import gpu_model_runner
+def names_read() -> list[object]:
+    """What a function of vLLM finds under the names of CUDA's streams."""
+    return [getattr(torch.cuda, name) for name in STREAMS]
 
-    assert "torch.cuda.Event" in inspect.getsource(gpu_model_runner.AsyncGPUModelRunnerOutput)
-    assert "torch.cuda.Stream()" in inspect.getsource(gpu_model_runner.GPUModelRunner.__init__)
+
+def later(value: int = 1, *, more: int = 2) -> int:
+    return value + more + addend
+
+
+addend = 4
+
+
+def test_a_copy_finds_npu_streams_and_the_original_does_not() -> None:
+    before = [getattr(torch.cuda, name) for name in STREAMS]
+    assert compat.with_npu_streams(names_read)() == [getattr(torch.npu, name) for name in STREAMS]
+    assert names_read() == before
+
+
+def test_a_copy_keeps_name_and_defaults() -> None:
+    copy = compat.reading(later, addend=0)
+    assert (copy(), copy(10, more=20), copy.__module__, copy.__qualname__) == (3, 30, later.__module__, "later")
+    assert later() == 7
+
+
+def test_no_other_thread_sees_what_a_copy_reads() -> None:
+    before = names_read()
+    with ThreadPoolExecutor(2) as pool:
+        ours = pool.submit(lambda: [compat.with_npu_streams(names_read)() for _ in range(2000)])
+        theirs = pool.submit(lambda: [names_read() for _ in range(2000)])
+    assert all(names == before for names in theirs.result())
+    assert all(names[0] is torch.npu.Stream for names in ours.result())
+
+
+@pytest.mark.parametrize("name", SUBSTITUTIONS)
+def test_a_substitution_lasts_until_the_last_thread_has_left(name: str) -> None:
+    """The second thread enters while the first is inside, and leaves after it."""
+    substitution, module, attribute = SUBSTITUTIONS[name]
+    names = importlib.import_module(module)
+    before = getattr(names, attribute)
+    both_inside, first_left = threading.Barrier(2), threading.Event()
+
+    def first() -> None:
+        with substitution():
+            both_inside.wait(60)
+        first_left.set()
+
+    def second() -> object:
+        with substitution():
+            both_inside.wait(60)
+            assert first_left.wait(60)
+            return getattr(names, attribute)
+
+    with ThreadPoolExecutor(2) as pool:
+        started = pool.submit(first)
+        inside = pool.submit(second).result()
+        started.result()
+    assert inside is not before
+    assert getattr(names, attribute) is before
+
+
+def test_a_substitution_is_undone_after_an_error() -> None:
+    from vllm.v1.worker import gpu_worker
+
+    before = gpu_worker.kernel_warmup
+    with pytest.raises(KeyError), compat.without_kernel_warmup():
+        raise KeyError
+    assert gpu_worker.kernel_warmup is before
+
+
+def test_every_substitution_is_listed() -> None:
+    """What the context managers of the module change, all together, is `SUBSTITUTED`."""
+    spaces = {module: vars(importlib.import_module(module)) for module in compat.SUBSTITUTED}
+    before = {module: dict(space) for module, space in spaces.items()}
+    tables = {
+        (module, name): dict(table)
+        for module, space in spaces.items()
+        for name, table in space.items()
+        if type(table) is dict and name.isupper()
+    }
+    managers = (compat.graph_capture_on_npu, compat.without_kernel_warmup, compat.profiler_knows_npu)
+    with contextlib.ExitStack() as stack:
+        for manager in (*managers, compat.without_triton_batch_invariance):
+            stack.enter_context(manager())
+        changed = {
+            module: {name for name in space if space[name] is not before[module].get(name)}
+            for module, space in spaces.items()
+        }
+        for (module, name), table in tables.items():
+            changed[module] |= {f"{name}[{key}]" for key in spaces[module][name].keys() - table.keys()}
+    assert changed == {module: set(names) for module, names in compat.SUBSTITUTED.items()}
+    assert before == {module: dict(space) for module, space in spaces.items()}
+
+
+def test_vllm_still_names_cuda_streams_where_we_copy_and_nowhere_else() -> None:
+    """A method that reads `torch.cuda` and is not copied would meet the real one."""
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
+
+    from npu_platform.model_runner import NPUModelRunner
+
+    copied = {name for name, value in vars(NPUModelRunner).items() if is_copy(value)}
+    reading_cuda = {name for name, value in vars(GPUModelRunner).items() if callable(value) and reads_cuda(value)}
+    # an error that every build of torch has
+    assert reading_cuda - {"load_model"} == copied - {"sample_tokens", "_make"} | {"__init__"}
+    assert copied >= {"sample_tokens", "_make"}
+    assert reads_cuda(AsyncGPUModelRunnerOutput.__init__)
+    assert "AsyncGPUModelRunnerOutput" in inspect.unwrap(GPUModelRunner.sample_tokens).__code__.co_names
+
+
+def test_the_copies_have_the_decorators_of_vllm() -> None:
+    """They are repeated by hand, so that a new one would be lost."""
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
+
+    source = inspect.getsource(GPUModelRunner)
+    assert "    @torch.inference_mode\n    def sample_tokens(" in source
+    assert "    @JitWarmupRegistry.capture\n    def __init__(" in source
+    for name in ("_copy_draft_token_ids_to_cpu", "_copy_valid_sampled_token_count"):
+        assert f"\n\n    def {name}(" in source
+    for method in (GPUModelRunner.sample_tokens, GPUModelRunner.__init__):
+        assert not hasattr(method.__wrapped__, "__wrapped__")
+    assert not hasattr(AsyncGPUModelRunnerOutput.__init__, "__wrapped__")
+
+
+def is_copy(value: object) -> bool:
+    names = getattr(inspect.unwrap(value), "__globals__", {}) if callable(value) else {}
+    return names.get("torch") is compat._TORCH
+
+
+def reads_cuda(function: Any) -> bool:
+    """Whether `torch.cuda` is read in a function, or in one that it defines."""
+    codes = [inspect.unwrap(function).__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    return any("cuda" in code.co_names for code in codes)
 
 
 def test_vllm_still_captures_through_a_cuda_only_context() -> None:

@@ -1,4 +1,8 @@
-"""The places where vLLM 0.32 has no seam for another device: one scoped substitution each, undone on leaving.
+"""The places where vLLM 0.32 has no seam for another device, each with its reason.
+
+Nothing is changed for good. Most of it is about names that vLLM's functions read: either a copy of such a function
+reads them differently (:func:`reading`), which nobody else notices, or a name is substituted for everybody while a
+worker or its profiler starts (:data:`SUBSTITUTED` lists these names), until the last thread has left.
 
 Each function says why it is needed and which versions need it; ``tests/test_compat.py`` fails when vLLM no longer
 has the name, so that the function can go.
@@ -7,32 +11,51 @@ has the name, so that the function can go.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
-_STREAM_NAMES = ("Stream", "Event", "current_stream", "default_stream", "stream")
+SUBSTITUTED = {
+    "vllm.v1.worker.gpu_model_runner": ("graph_capture",),
+    "vllm.v1.worker.gpu_worker": ("kernel_warmup",),
+    "vllm.model_executor.determinism.batch_invariant": ("init_batch_invariance",),
+    "vllm.profiler.wrapper": (
+        "_DEFAULT_TORCH_PROFILER_ACTIVITIES[npu]",
+        "_SUPPORTED_TORCH_PROFILER_ACTIVITIES[npu]",
+        "_SUPPORTED_PROFILER_KINDS[npu]",
+    ),
+}
+"""Module -> its names that the context managers here substitute for a while. None of them does so in a step."""
+
+_lock = threading.Lock()
+_inside: dict[tuple[int, str], tuple[int, Any]] = {}  # (namespace's id, name) -> threads inside, what was there
+_ABSENT = object()
 
 
-@contextlib.contextmanager
-def torch_cuda_streams_on_npu() -> Iterator[None]:
-    """Let code that names ``torch.cuda.Stream`` and the like get the npu's.
+def with_npu_streams(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """Return a copy of a method of vLLM, without its decorators, that finds ``torch.npu`` under ``torch.cuda``.
+
+    Further `names` are globals that it reads differently, too.
 
     Why: ``GPUModelRunner`` and its asynchronous outputs construct ``torch.cuda.Stream``, ``Event`` and ``stream``
     by name (gpu_model_runner.py: AsyncGPUModelRunnerOutput, __init__, sample_tokens, _copy_draft_token_ids_to_cpu).
-    Versions: vLLM 0.32. Scope: the construction of the runner and the methods that copy results to the host.
+    Versions: vLLM 0.32. A substitution in ``torch.cuda`` would be seen by all threads of the process, in every step.
     """
-    # Not mock.patch: this runs every step with asynchronous scheduling, and mock takes ten times as long.
-    saved = [(name, getattr(torch.cuda, name)) for name in _STREAM_NAMES]
-    try:
-        for name in _STREAM_NAMES:
-            setattr(torch.cuda, name, getattr(torch.npu, name))
-        yield
-    finally:
-        for name, value in saved:
-            setattr(torch.cuda, name, value)
+    return reading(inspect.unwrap(function), torch=_TORCH, **names)
+
+
+def reading(function: Any, **names: Any) -> Callable[..., Any]:
+    """Return a copy of `function`, the same code, whose globals are those of its module now, except for `names`."""
+    namespace = {**function.__globals__, **names}
+    copy = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 @contextlib.contextmanager
@@ -44,7 +67,7 @@ def graph_capture_on_npu() -> Iterator[None]:
     """
     from vllm.v1.worker import gpu_model_runner
 
-    with mock.patch.object(gpu_model_runner, "graph_capture", return_value=contextlib.nullcontext()):
+    with _substituted(vars(gpu_model_runner), "graph_capture", _no_graph_capture):
         yield
 
 
@@ -57,7 +80,7 @@ def without_kernel_warmup() -> Iterator[None]:
     """
     from vllm.v1.worker import gpu_worker
 
-    with mock.patch.object(gpu_worker, "kernel_warmup", return_value=None):
+    with _substituted(vars(gpu_worker), "kernel_warmup", _nothing):
         yield
 
 
@@ -70,14 +93,12 @@ def profiler_knows_npu() -> Iterator[None]:
     """
     from vllm.profiler import wrapper
 
-    additions: dict[str, Any] = {
-        "_DEFAULT_TORCH_PROFILER_ACTIVITIES": ("CPU", "PrivateUse1"),
-        "_SUPPORTED_TORCH_PROFILER_ACTIVITIES": frozenset({"CPU", "PrivateUse1"}),
-        "_SUPPORTED_PROFILER_KINDS": frozenset({"torch"}),
-    }
-    with contextlib.ExitStack() as stack:
-        for table, entry in additions.items():
-            stack.enter_context(mock.patch.dict(getattr(wrapper, table), {"npu": entry}))
+    activities = ("CPU", "PrivateUse1")
+    with (
+        _substituted(wrapper._DEFAULT_TORCH_PROFILER_ACTIVITIES, "npu", activities),
+        _substituted(wrapper._SUPPORTED_TORCH_PROFILER_ACTIVITIES, "npu", frozenset(activities)),
+        _substituted(wrapper._SUPPORTED_PROFILER_KINDS, "npu", frozenset({"torch"})),
+    ):
         yield
 
 
@@ -90,5 +111,48 @@ def without_triton_batch_invariance() -> Iterator[None]:
     """
     from vllm.model_executor.determinism import batch_invariant
 
-    with mock.patch.object(batch_invariant, "init_batch_invariance", return_value=None):
+    with _substituted(vars(batch_invariant), "init_batch_invariance", _nothing):
         yield
+
+
+class _TorchOnNpu(types.ModuleType):
+    """``torch``, with ``torch.npu`` under the name ``cuda``."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.__name__)
+        self.cuda = torch.npu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+_TORCH = _TorchOnNpu()
+
+
+@contextlib.contextmanager
+def _substituted(namespace: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """Put `value` into a module's or a table's `namespace` while any thread is inside; the last one out undoes it."""
+    key = id(namespace), name
+    with _lock:
+        threads, before = _inside.get(key, (0, namespace.get(name, _ABSENT)))
+        _inside[key] = threads + 1, before
+        namespace[name] = value
+    try:
+        yield
+    finally:
+        with _lock:
+            threads, before = _inside.pop(key)
+            if threads > 1:
+                _inside[key] = threads - 1, before
+            elif before is _ABSENT:
+                del namespace[name]
+            else:
+                namespace[name] = before
+
+
+def _no_graph_capture(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a function whose work npu does not need."""

@@ -6,25 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from npu_platform import compat
 from npu_platform.config import NPUConfig
 from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.wrapper import NPUGraphWrapper
+from npu_platform.kv_zeroing import caches_by_block
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+
+class NPUAsyncOutput(AsyncGPUModelRunnerOutput):
+    """vLLM's output of a step whose copy to the host is under way, on an npu stream."""
+
+    __init__ = compat.with_npu_streams(AsyncGPUModelRunnerOutput.__init__)
 
 
 class NPUModelRunner(GPUModelRunner):
     """vLLM's V1 runner with npu streams, npu graphs, and npu-ops' sampler where it is installed."""
 
+    # The methods of vLLM that make or use streams, with the decorators that they have there.
+    _make = JitWarmupRegistry.capture(compat.with_npu_streams(GPUModelRunner.__init__))
+    sample_tokens = torch.inference_mode()(
+        compat.with_npu_streams(GPUModelRunner.sample_tokens, AsyncGPUModelRunnerOutput=NPUAsyncOutput)
+    )
+    _get_or_create_async_output_copy_stream = compat.with_npu_streams(
+        GPUModelRunner._get_or_create_async_output_copy_stream
+    )
+    _copy_draft_token_ids_to_cpu = compat.with_npu_streams(GPUModelRunner._copy_draft_token_ids_to_cpu)
+    _copy_valid_sampled_token_count = compat.with_npu_streams(GPUModelRunner._copy_valid_sampled_token_count)
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner for `device`."""
-        with compat.torch_cuda_streams_on_npu():
-            super().__init__(vllm_config, device)
+        self._make(vllm_config, device)
         self._has_states = self.model_config.is_hybrid or self.model_config.is_attention_free
         config = NPUConfig.from_additional_config(vllm_config.additional_config)
         if config.sampler == "npu_ops" and hasattr(torch.ops.npu_ops, "top_k_top_p"):
@@ -48,13 +65,6 @@ class NPUModelRunner(GPUModelRunner):
         with compat.graph_capture_on_npu():
             return super().capture_model()
 
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Sample from the last step's logits; asynchronous scheduling copies the result on an npu stream."""
-        if not self.use_async_scheduling and not self.num_spec_tokens:
-            return super().sample_tokens(*args, **kwargs)
-        with compat.torch_cuda_streams_on_npu():
-            return super().sample_tokens(*args, **kwargs)
-
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
@@ -71,12 +81,15 @@ class NPUModelRunner(GPUModelRunner):
         with torch.npu.skip_kernels(*skipped):
             return super()._dummy_run(*args, is_profile=is_profile, **kwargs)
 
+    def _init_kv_zero_meta(self) -> None:
+        layers = self.compilation_config.static_forward_context
+        groups, blocks = self._kv_cache_spec_attn_group_iterator(), self.kv_cache_config.num_blocks
+        self._caches_by_block = caches_by_block(groups, layers, self.runner_only_attn_layers, blocks)
+
     def _zero_block_ids(self, block_ids: list[int]) -> None:
         # vLLM's own is a Triton kernel over raw addresses.
         blocks = torch.tensor(block_ids, device=self.device)
-        # States of state-space layers are lists; a request's first tokens start from zero whatever is there.
-        caches = {cache.data_ptr(): cache for cache in self.kv_caches if isinstance(cache, torch.Tensor)}
-        for cache in caches.values():
+        for cache in self._caches_by_block:
             cache.index_fill_(0, blocks, 0)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
