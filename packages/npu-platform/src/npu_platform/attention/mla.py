@@ -2,7 +2,8 @@
 
 A token's cache entry is its latent (kv_lora_rank) and its rotary key, one for all heads. Decode absorbs the up
 projections into query and output, and attends to the latents themselves: they are the values, and with the rotary part
-the keys, of one KV head. Prefill attends to keys and values of each head, projected up from the latents of a request.
+the keys, of one KV head. Prefill attends to keys and values of each head, projected up from the latents of a request,
+as long as these fit into the memory that vLLM's profile keeps for them; for longer contexts it does as decode.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonImpl,
     MLACommonMetadata,
     MLACommonMetadataBuilder,
+    MLACommonPrefillMetadata,
     QueryLenSupport,
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionLayer, MultipleOf
@@ -28,7 +30,8 @@ from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
 _QUANTIZED = ("fp8", "fp8_e4m3")  # scales by token would have to lie in the latents' page
 
@@ -73,6 +76,29 @@ class NPUMLABackend(MLACommonBackend):
 class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's builder; graphs are recorded for steps of one token a request."""
 
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Build vLLM's builder, and show each layer's implementation the layer, which has the absorbed weights."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, *args, **kwargs)
+        # Contexts are planned as one chunk, since nothing copies them into a workspace.
+        pages = -(-vllm_config.model_config.max_model_len // self.page_size)
+        self.chunked_prefill_workspace_size = vllm_config.scheduler_config.max_num_seqs * pages * self.page_size
+        for name in layer_names:
+            layer = vllm_config.compilation_config.static_forward_context[name]
+            layer.impl.layer = layer
+
+    @staticmethod
+    def determine_chunked_prefill_workspace_size(vllm_config: VllmConfig) -> int:
+        """Return 0 rows: no kernel here reads vLLM's workspace for chunks of a context."""
+        return 0
+
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
         """Return that decode can be recorded where the native kernels serve."""
@@ -89,7 +115,7 @@ class BatchInvariantMetadataBuilder(NPUMLAMetadataBuilder):
     query_len_support = QueryLenSupport.VARLEN
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Build vLLM's builder; arguments are those of ``MLACommonMetadataBuilder``."""
+        """Build the builder; arguments are those of ``NPUMLAMetadataBuilder``."""
         super().__init__(*args, **kwargs)
         self.reorder_batch_threshold = self.vllm_config.scheduler_config.max_num_batched_tokens
 
@@ -132,6 +158,7 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
     """One layer of latent attention; upstream interface: ``MLACommonImpl``."""
 
     can_return_lse_for_decode = False
+    layer: MLAAttention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Keep the layer's constants; queries stay in the model's dtype whatever the cache's."""
@@ -172,17 +199,9 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         decode = attn_metadata.decode
         assert decode is not None
         query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
-        pages = self._pages(kv_c_and_k_pe_cache)
-        latents = pages[..., : self.kv_lora_rank]
         starts = attn_metadata.query_start_loc[: decode.seq_lens.shape[0] + 1]
-        where = (decode.block_table, starts, decode.seq_lens, self.scale, attn_metadata.causal, -1, -1, 0.0, None, None)
-        if self.quantized:
-            scale = layer._k_scale
-            kernels.paged_attention_quantized(out, query, pages, latents, scale, scale, *where)
-        else:
-            kernels.paged_attention(out, query, pages, latents, *where)
-        return out, None
+        where = decode.block_table, starts, decode.seq_lens
+        return self._attend_to_pages(query, kv_c_and_k_pe_cache, where, layer._k_scale, attn_metadata.causal), None
 
     def forward_mha(  # type: ignore[override]
         self,
@@ -204,12 +223,62 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         assert prefill.query_lens_cpu is not None
         rows = output.view(-1, self.num_heads, self.v_head_dim)
         contexts, queries = prefill.chunked_context.context_lens_list, prefill.query_lens_cpu.tolist()
+        if max(map(sum, zip(contexts, queries, strict=True))) > self.most_rows_to_project():
+            self._attend_absorbed(rows, q, kv_c_and_k_pe_cache, prefill, k_scale)
+            return
         start = 0
         for request, (context, new) in enumerate(zip(contexts, queries, strict=True)):
             latents = self._gather(kv_c_and_k_pe_cache, prefill.block_table[request], context + new, k_scale)
             end = start + new
             self._attend_to_latents(rows[start:end], q[start:end], latents.to(q.dtype))
             start = end
+
+    def most_rows_to_project(self) -> int:
+        """Return how many tokens' keys and values of all heads fit where vLLM's profile kept room for projections."""
+        reserved = (
+            self.layer.chunked_prefill_workspace_size * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        )
+        # gathered, and contiguous; of codes also themselves, their values and these times the scale, in float32
+        latents = (6 if self.quantized else 2) * (self.kv_lora_rank + self.qk_rope_head_dim)
+        projected = self.qk_nope_head_dim + self.v_head_dim + self.qk_head_dim
+        return reserved // (latents + self.num_heads * projected)
+
+    def _attend_absorbed(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        prefill: MLACommonPrefillMetadata,
+        k_scale: torch.Tensor,
+    ) -> None:
+        """As forward_mqa does, for all requests of a prefill: nothing that is allocated grows with the context."""
+        assert prefill.chunked_context is not None
+        query = q.new_empty(q.shape[0], self.num_heads, self.kv_lora_rank + self.qk_rope_head_dim)
+        q_nope, query[..., self.kv_lora_rank :] = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        absorbed = query[..., : self.kv_lora_rank].transpose(0, 1)
+        torch.bmm(q_nope.transpose(0, 1), self.layer.W_UK_T, out=absorbed)
+        starts = prefill.query_start_loc
+        where = prefill.block_table, starts, prefill.chunked_context.context_lens + starts.diff()
+        self.layer._v_up_proj(self._attend_to_pages(query, kv_cache, where, k_scale, causal=True), out=out)
+
+    def _attend_to_pages(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        where: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        scale: torch.Tensor,
+        causal: bool,
+    ) -> torch.Tensor:
+        """Attend absorbed queries to the latents `where` block table, starts and lengths say: [tokens, heads, rank]."""
+        out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
+        pages = self._pages(kv_cache)
+        latents = pages[..., : self.kv_lora_rank]
+        arguments = (*where, self.scale, causal, -1, -1, 0.0, None, None)
+        if self.quantized:
+            kernels.paged_attention_quantized(out, query, pages, latents, scale, scale, *arguments)
+        else:
+            kernels.paged_attention(out, query, pages, latents, *arguments)
+        return out
 
     def _attend_to_latents(self, out: torch.Tensor, q: torch.Tensor, latents: torch.Tensor) -> None:
         """Attend one request's last queries to all its tokens, given by latents [tokens, rank + rotary dim]."""
