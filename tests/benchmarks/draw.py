@@ -157,9 +157,9 @@ def contestants(record: dict[str, Any]) -> str:
     lines = []
     for name, one in record["contestants"].items():
         turns = results.turns_of(record, name)
-        versions = (
-            ", ".join(f"{key} {value}" for key, value in turns[0]["versions"].items()) if turns else "did not run"
-        )
+        versions = ", ".join(f"{key} {value}" for key, value in turns[0]["versions"].items()) if turns else "no figures"
+        if name in record["failures"]:
+            versions += f"; **failed** after {len(turns)} rounds: {record['failures'][name]}"
         environ = " ".join(f"{key}={value}" for key, value in one["environ"].items())
         ran = turns[0].get("commands") if turns else None
         commands = [f"    `{command}`" for command in ran or [f"{environ} {one['command']}".strip()]]

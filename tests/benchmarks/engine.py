@@ -8,7 +8,6 @@ before each turn what the machine reads and multiplies at that moment is measure
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import machine, pages, peer, results
+from tests.benchmarks import draw, machine, pages, peer, results
 from tests.benchmarks.engine_cases import CHOICES, SHAPES
 from tests.benchmarks.limits import Limits
 
@@ -68,10 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         record = measure(chosen, options, Path(folder), file)
     results.write(file, record)
     print(f"written: {file}")
-    if importlib.util.find_spec("matplotlib"):
-        from tests.benchmarks import draw
-
-        draw.main([str(file)])
+    draw.main([str(file)])
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -131,17 +127,30 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
         "shape": options.shape,
         "cases": options.cases,
         "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
+        "failures": {},
         "turns": [],
     }
     with Limits(folder) as limits:
         for number in range(options.rounds):
             for one in results.abba(list(chosen.values()), number):
+                if one.name in record["failures"]:
+                    continue
                 print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {one.name}", flush=True)
                 before = {"round": number + 1, "contestant": one.name, "load": round(os.getloadavg()[0], 2)}
                 before |= {"limits": limits.measured(), "caches": "cold" if number == 0 else "warm"}
-                record["turns"].append(before | turn(one, folder, options.cases))
+                try:
+                    record["turns"].append(before | turn(one, folder, options.cases))
+                except (
+                    RuntimeError,
+                    subprocess.TimeoutExpired,
+                ) as error:  # the others' hours are not lost; the page says who failed
+                    print(error, file=sys.stderr, flush=True)
+                    record["failures"][one.name] = reason(str(error))
                 results.write(file.with_suffix(".part.json"), record)
-    if "npu" in chosen and not options.no_split:
+    if not record["turns"]:
+        msg = f"no contestant has figures: {record['failures']}"
+        raise RuntimeError(msg)
+    if "npu" in chosen and "npu" not in record["failures"] and not options.no_split:
         record["split"] = split(chosen["npu"], folder, options.cases)
     file.with_suffix(".part.json").unlink()
     return record
@@ -174,6 +183,12 @@ def turn(one: Contestant, folder: Path, cases: str) -> dict[str, Any]:
             return json.loads(line.removeprefix("RESULT "))
     msg = f"{one.name} gave no result (exit code {done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}"
     raise RuntimeError(msg)
+
+
+def reason(output: str) -> str:
+    """Return the line that tells most of what a process said before it failed."""
+    lines = output.strip().splitlines()
+    return next((line for line in reversed(lines) if "Error: " in line), lines[-1])[:300]
 
 
 def split(npu: Contestant, folder: Path, cases: str) -> dict[str, Any]:

@@ -10,7 +10,16 @@ from typing import Any
 
 SCHEMA = 1
 # What every record of the engines holds, and every turn in it.
-RECORD = {"suite": str, "schema": int, "machine": dict, "shape": str, "cases": str, "contestants": dict, "turns": list}
+RECORD = {
+    "suite": str,
+    "schema": int,
+    "machine": dict,
+    "shape": str,
+    "cases": str,
+    "contestants": dict,
+    "failures": dict,
+    "turns": list,
+}
 TURN = {
     "round": int,
     "contestant": str,

@@ -40,7 +40,7 @@ def turn(contestant: str, number: int, factor: float = 1.0, **other) -> dict:
 def record(*turns: dict) -> dict:
     contestants = {name: {"label": name, "command": "python", "environ": {}} for name in ("npu", "vllm", "llama.cpp")}
     head = {"suite": "engine", "schema": results.SCHEMA, "machine": MACHINE, "shape": "Qwen3-0.6B", "cases": "quick"}
-    return head | {"contestants": contestants, "turns": list(turns)}
+    return head | {"contestants": contestants, "failures": {}, "turns": list(turns)}
 
 
 def three() -> dict:
@@ -48,7 +48,8 @@ def three() -> dict:
     return record(*turns, *(turn("vllm", n, 2.0) for n in (1, 2, 3)), turn("llama.cpp", 1, 1.5))
 
 
-def test_a_trial_ends_in_a_record_and_a_page(tmp_path):
+def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one import of vLLM in place of two
     engine.main(
         [
             "--shape",
@@ -133,6 +134,21 @@ def test_a_page_shows_figures_spread_and_missed_bars_and_keeps_its_words(tmp_pat
     assert len(drawn) < 40_000
     draw.main([str(tmp_path / "engine.json")])
     assert (page.read_text(), (tmp_path / "engine-decode-batch.svg").read_bytes()) == (text, drawn)
+
+
+def test_a_page_says_who_failed(tmp_path):
+    half = record(turn("npu", 1)) | {"failures": {"vllm": "no memory"}}
+    results.write(tmp_path / "engine.json", half)
+    draw.main([str(tmp_path / "engine.json")])
+    text = (tmp_path / "engine.md").read_text()
+    assert "vllm: no figures; **failed** after 0 rounds: no memory" in text
+    assert "| prefill 512 (tok/s) | 512 | - | - |" in text
+
+
+def test_a_contestant_that_cannot_start_fails_with_its_words(tmp_path):
+    one = engine.Contestant("vllm", "vllm", "false")
+    with pytest.raises(RuntimeError, match="vllm gave no result"):
+        engine.turn(one, tmp_path, "trial")
 
 
 def test_bars_name_the_best_peer_and_the_limit_of_the_machine():
