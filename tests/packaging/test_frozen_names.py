@@ -103,6 +103,18 @@ def test_the_public_names_are_these(name: str) -> None:
     assert defined - submodules - foreign == PUBLIC[name]
 
 
+def test_the_readme_shows_the_demo_of_today() -> None:
+    importlib.import_module("npu_ops")
+    native = sum(op.npu == "native kernel" for op in importlib.import_module("npu_platform.info").registered_ops())
+    asked = [fact.question for fact in importlib.import_module("npu_platform.demo.command").questions()]
+    readme = (ROOT / "README.md").read_text()
+    assert f"ops npu-ops, {native} native kernels" in readme
+    sample = readme.partition("```text\n")[2].partition("```")[0]
+    shown = re.findall(r"^  (\S.*)$", sample, flags=re.MULTILINE)
+    assert shown
+    assert shown == asked[: len(shown)]
+
+
 def test_the_launch_header_is_the_same_in_both_packages() -> None:
     platform, ops = (
         (ROOT / "packages" / package / "csrc" / "include" / "npu_launch.h").read_bytes()
