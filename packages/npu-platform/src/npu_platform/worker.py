@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm.envs as vllm_envs
 from vllm.logger import init_logger
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
+from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.utils.mem_utils import MemorySnapshot
-from vllm.utils.torch_utils import set_random_seed
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.npu_platform.worker")
 
+_MORE_DEVICES = (
+    "lower --tensor-, --pipeline- or --data-parallel-size, or name other --device-ids; "
+    "on the software NPU set NPU_SIMULATOR_DEVICES to"
+)
+
 
 class NPUWorker(Worker):
     """vLLM's V1 worker on an npu device; what is not here is inherited."""
@@ -45,9 +52,8 @@ class NPUWorker(Worker):
 
         Raises ConfigurationError when there are fewer devices than ranks.
         """
-        self.local_rank += self._first_device_of_data_parallel_rank()
-        self._require_device()
-        self.device = torch.device("npu", self.local_rank)
+        self.local_rank += self._first_of_engine()
+        self.device = torch.device("npu", self._visible_device())
         torch.accelerator.set_device_index(self.device)
         torch.npu.set_num_threads(self._num_threads())
         current_platform.check_if_supports_dtype(self.model_config.dtype)
@@ -56,7 +62,7 @@ class NPUWorker(Worker):
                 self.vllm_config,
                 self.rank,
                 self.distributed_init_method,
-                self.local_rank,
+                self.device.index,  # of a platform out of tree, groups take their device from it
                 current_platform.dist_backend,
             )
         if vllm_envs.VLLM_BATCH_INVARIANT:
@@ -64,8 +70,9 @@ class NPUWorker(Worker):
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()
+        weights_elsewhere = get_model_loader(self.load_config).get_external_weight_memory(self.vllm_config)
         self.init_snapshot = MemorySnapshot(device=self.device)
-        self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
+        self.requested_memory = request_memory(self.init_snapshot, self.cache_config, weights_elsewhere)
         self._init_workspace_and_model_runner()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -116,25 +123,39 @@ class NPUWorker(Worker):
         # vLLM asks for a sleep-mode allocator here on every device that it does not know, even with sleep off.
         return contextlib.nullcontext()
 
-    def _first_device_of_data_parallel_rank(self) -> int:
-        """Return the first device of this data-parallel rank when its ranks share a host, else 0."""
+    def _first_of_engine(self) -> int:
+        """Return the first of this engine's places among the devices that its data-parallel replicas share, else 0."""
         parallel = self.parallel_config
-        if parallel.data_parallel_size == 1 or parallel.distributed_executor_backend in ("ray", "external_launcher"):
+        assigned = parallel.assigned_physical_gpu_ids
+        if parallel.distributed_executor_backend in ("ray", "external_launcher"):
             return 0
-        if parallel.assigned_physical_gpu_ids is not None:
+        if parallel.data_parallel_backend == "ray" or parallel.nnodes_within_dp > 1:
             return 0
-        rank = parallel.data_parallel_rank_local
-        rank = parallel.data_parallel_index if rank is None else rank
-        return rank * parallel.world_size
+        if assigned is not None and len(assigned) <= parallel.local_world_size:
+            return 0  # vLLM has cut the list for this engine
+        replica = parallel.data_parallel_rank_local
+        return (parallel.data_parallel_index if replica is None else replica) * parallel.world_size
 
-    def _require_device(self) -> None:
-        count = torch.accelerator.device_count()
-        if self.local_rank >= count:
+    def _visible_device(self) -> int:
+        """Return the ordinal in this process of the device that vLLM or ``--device-ids`` assigned to this rank.
+
+        Raises ConfigurationError when that device is not there.
+        """
+        assigned, count = self.parallel_config.assigned_physical_gpu_ids, torch.accelerator.device_count()
+        if assigned is not None:
+            set_assigned_physical_gpu_ids(assigned)
+        if self.local_rank >= (count if assigned is None else len(assigned)):
+            there = f"this process sees {count}" if assigned is None else f"--device-ids assigns {assigned}"
             msg = (
-                f"rank {self.local_rank} needs npu device {self.local_rank}, but this process sees {count}: "
-                f"set NPU_SIMULATOR_DEVICES to at least {self.local_rank + 1}, or lower --tensor-parallel-size."
+                f"rank {self.local_rank} of this host needs an npu device of its own, but {there}: {_MORE_DEVICES} "
+                f"at least {self.local_rank + 1}."
             )
             raise ConfigurationError(msg)
+        device = current_platform.logical_device_id_to_visible_device_id(self.local_rank)
+        if device >= count:
+            msg = f"npu device {device} is not there, this process sees {count}: {_MORE_DEVICES} at least {device + 1}."
+            raise ConfigurationError(msg)
+        return device
 
     def _num_threads(self) -> int:
         """Return the threads of this rank: the setting, the variable, or its even share of the process's cores."""
@@ -143,4 +164,9 @@ class NPUWorker(Worker):
         if "NPU_NUM_THREADS" in variables_set():
             return torch.npu.get_num_threads()
         ranks = self.parallel_config.world_size * max(1, self.parallel_config.data_parallel_size_local)
-        return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+        share = len(os.sched_getaffinity(0)) // ranks
+        environ = variables_set()
+        if OMP_NUM_THREADS_SET_BY_VLLM in environ:
+            # Replicas of a dense model do not know of each other, but what vLLM sets for their start counts them.
+            share = min(share, int(environ["OMP_NUM_THREADS"]))
+        return max(1, share)

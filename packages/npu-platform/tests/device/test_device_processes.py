@@ -203,3 +203,14 @@ if __name__ == "__main__":
     done = run_fresh_python(program.format(str(script)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["checked", "checked"]
+
+
+def test_devices_share_the_memory_of_the_host(run_fresh_python: RunPython) -> None:
+    """So that replicas of an engine, which must have a device each, can all fill theirs."""
+    program = "import os, torch; print(torch.npu.mem_get_info(0)[1])"
+    one, two = (
+        int(run_fresh_python(program, NPU_SIMULATOR_DEVICES=devices, NPU_SIMULATOR_MEMORY="").stdout)
+        for devices in ("1", "2")
+    )
+    granule = 2 << 20
+    assert abs(2 * two - one) <= 2 * granule

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
 
 class NPUCommunicator(DeviceCommunicatorBase):
     """vLLM's device communicator over the process group of npu tensors (``npuccl``).
 
-    The base class covers the collectives of equal sizes; the ``v`` variants, whose sizes differ by rank, are here.
+    The base class covers the collectives of equal sizes; the ``v`` variants, whose sizes differ by rank, are here, and
+    with them the exchange of tokens between data-parallel replicas that share experts.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build vLLM's communicator; arguments are those of ``DeviceCommunicatorBase``."""
+        super().__init__(*args, **kwargs)
+        if self.use_all2all:
+            self.all2all_manager: AgRsAll2AllManager = AgRsAll2AllManager(self.cpu_group)
+
+    def dispatch_router_logits(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Gather the tokens and router logits of all replicas; arguments are those of vLLM's manager."""
+        return self.all2all_manager.dispatch_router_logits(*args, **kwargs)
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Gather the tokens, expert weights and expert ids of all replicas; arguments are those of vLLM's manager."""
+        return self.all2all_manager.dispatch(*args, **kwargs)
+
+    def combine(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Sum the experts' outputs over the replicas and return this one's tokens."""
+        return self.all2all_manager.combine(*args, **kwargs)
 
     def all_gatherv(
         self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None

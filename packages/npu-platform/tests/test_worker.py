@@ -1,0 +1,88 @@
+"""Which device a rank takes, and how many threads: what vLLM and the user have said, with real configurations."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import ParallelConfig
+from vllm.platforms import interface
+
+from npu_platform.errors import ConfigurationError
+from npu_platform.worker import NPUWorker
+
+COUNT = torch.accelerator.device_count()
+
+
+@pytest.fixture(autouse=True)
+def nothing_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps what is assigned in a global of the process."""
+    monkeypatch.setattr(interface, "_assigned_physical_gpu_ids", None)
+
+
+def worker(local_rank: int = 0, **parallel: Any) -> NPUWorker:
+    made = NPUWorker.__new__(NPUWorker)
+    made.parallel_config = ParallelConfig(**parallel)
+    made.local_rank = local_rank
+    made.npu_config = SimpleNamespace(num_threads=None)
+    return made
+
+
+SECOND_OF_TWO = {"data_parallel_size": 2, "data_parallel_rank": 1, "data_parallel_rank_local": 1}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "first"),
+    [
+        pytest.param({}, 0, id="alone"),
+        pytest.param(SECOND_OF_TWO, 1, id="replica-in-a-process-of-its-user"),
+        pytest.param(SECOND_OF_TWO | {"tensor_parallel_size": 2}, 2, id="replica-of-two-ranks"),
+        pytest.param(SECOND_OF_TWO | {"assigned_physical_gpu_ids": [1]}, 0, id="replica-that-vllm-started"),
+        pytest.param(SECOND_OF_TWO | {"assigned_physical_gpu_ids": [2, 3]}, 1, id="device-ids-for-both"),
+        pytest.param({"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, 0, id="two-hosts"),
+        pytest.param(SECOND_OF_TWO | {"distributed_executor_backend": "external_launcher"}, 0, id="torchrun"),
+    ],
+)
+def test_first_device_of_an_engine(parallel: dict[str, Any], first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")  # torchrun's
+    assert worker(**parallel)._first_of_engine() == first
+
+
+def test_ray_has_chosen_the_devices_itself() -> None:
+    replica = worker(**SECOND_OF_TWO)
+    replica.parallel_config.data_parallel_backend = "ray"  # which cannot be configured where Ray is not installed
+    assert replica._first_of_engine() == 0
+
+
+def test_the_assigned_device_is_taken() -> None:
+    assert worker(0, assigned_physical_gpu_ids=[COUNT - 1])._visible_device() == COUNT - 1
+    assert interface.get_assigned_physical_gpu_ids() == [COUNT - 1]
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "parallel", "said"),
+    [
+        pytest.param(COUNT, {}, f"this process sees {COUNT}", id="more ranks than devices"),
+        pytest.param(1, {"assigned_physical_gpu_ids": [0]}, r"--device-ids assigns \[0\]", id="more ranks than ids"),
+        pytest.param(0, {"assigned_physical_gpu_ids": [COUNT]}, f"npu device {COUNT} is not there", id="no such id"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(local_rank: int, parallel: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        worker(local_rank, **parallel)._visible_device()
+
+
+def test_threads_are_shared_with_replicas_that_only_vllm_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM makes a replica of a dense model believe that it is alone; OMP_NUM_THREADS then has its share of cores."""
+    monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
+    monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cores = len(os.sched_getaffinity(0))
+    assert worker()._num_threads() == cores, "the user's variable is for torch's kernels"
+    monkeypatch.setenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", "1")
+    assert worker()._num_threads() == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", str(4 * cores))
+    assert worker()._num_threads() == cores
