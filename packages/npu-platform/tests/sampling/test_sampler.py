@@ -10,7 +10,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from npu_platform.sampling.sampler import NPUSampler
 
-pytest.importorskip("npu_ops", reason="the sampler calls its kernels")
+pytestmark = pytest.mark.usefixtures("npu_ops")  # the sampler calls its kernels
 
 BATCH, VOCABULARY = 3, 500
 
