@@ -5,8 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from npu_platform import activation
 from tests.support.forks import ForkServer
@@ -95,14 +97,57 @@ def test_the_build_setting_that_skips_plugins_is_named() -> None:
     assert "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin" in said["reason"]
 
 
-def test_another_accelerator_wins_unless_forced(tmp_path: object) -> None:
-    node = tmp_path / "nvidiactl"
+def test_another_accelerator_wins_unless_forced(tmp_path: Path) -> None:
+    node = tmp_path / "manager"
     node.touch()
-    code = f"from npu_platform import activation as a; a._OTHER_ACCELERATORS = {{ {str(node)!r}: 'an NVIDIA GPU' }}"
+    code = f"from npu_platform import activation as a; a._OTHER_ACCELERATORS = {{ {str(node)!r}: 'an Ascend NPU' }}"
     said = decide_in_a_new_process(code)
     assert said["registered"] is None
-    assert "an NVIDIA GPU is present" in said["reason"]
+    assert "an Ascend NPU" in said["reason"]
+    assert "leaves this process to it" in said["stderr"], "said before vLLM has set logging up"
     assert decide_in_a_new_process(code, NPU_DEVICE="simulator")["activate"] is True
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_torch_cannot_use_is_passed_over(tmp_path: Path) -> None:
+    node = tmp_path / "nvidiactl"
+    node.touch()
+    said = decide_in_a_new_process(
+        f"from npu_platform import activation as a; a._GPUS = {{ {str(node)!r}: 'an NVIDIA GPU' }}"
+    )
+    assert said["activate"] is True
+    assert f"an NVIDIA GPU ({node}) is passed over, since this PyTorch cannot use it" in said["reason"]
+
+
+@pytest.mark.parametrize(
+    ("drivers", "activates", "sentence"),
+    [
+        (["intel_vpu"], True, "passed over, since vLLM has no platform for its driver intel_vpu"),
+        (["amdxdna", "intel_vpu"], True, "no platform for its driver amdxdna"),
+        (["habanalabs"], False, "leaves this process to it"),
+        (["intel_vpu", "habanalabs"], False, "accel1"),
+        ([None], False, "leaves this process to it"),
+    ],
+    ids=["Intel's laptops", "AMD's and Intel's", "Gaudi", "Gaudi beside another", "unknown"],
+)
+def test_the_driver_of_an_accelerator_decides(
+    drivers: list[str | None], activates: bool, sentence: str, tmp_path: Path
+) -> None:
+    nodes, classes = tmp_path / "dev", tmp_path / "sys"
+    nodes.mkdir()
+    for number, driver in enumerate(drivers):
+        (nodes / f"accel{number}").touch()
+        if driver is not None:
+            (tmp_path / driver).mkdir(exist_ok=True)
+            device = classes / f"accel{number}" / "device"
+            device.mkdir(parents=True)
+            (device / "driver").symlink_to(tmp_path / driver)
+    said = decide_in_a_new_process(
+        "from pathlib import Path; from npu_platform import activation as a;"
+        f"a._ACCELERATOR_NODES, a._ACCELERATOR_CLASS = Path({str(nodes)!r}), Path({str(classes)!r})"
+    )
+    assert said["activate"] is activates
+    assert sentence in said["reason"]
 
 
 def test_a_driver_that_cannot_be_loaded_is_named() -> None:

