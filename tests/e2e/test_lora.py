@@ -29,8 +29,24 @@ ENGINE: dict[str, Any] = {
 ATTENTION, FEED_FORWARD = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 
 
-@pytest.mark.parametrize("plugins", ["", "npu"], ids=["npu-ops", "torch"])
-def test_two_adapters_and_none_in_one_batch(plugins: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("plugins", "settings"),
+    [
+        pytest.param("", {}, id="npu-ops"),
+        pytest.param("npu", {}, id="torch"),
+        pytest.param(
+            "",
+            {
+                "max_cpu_loras": 3,
+                "lora_target_modules": ATTENTION + FEED_FORWARD,
+                "specialize_active_lora": True,
+                "compilation_config": {"cudagraph_specialize_lora": True},
+            },
+            id="more-settings",
+        ),
+    ],
+)
+def test_two_adapters_and_none_in_one_batch(plugins: str, settings: dict[str, Any], tmp_path: Path) -> None:
     folder, prompts = models.tiny_llama(tmp_path / "model", num_hidden_layers=2), models.prompt_token_ids(LENGTHS)
     model = load(folder)
     wide = adapter(tmp_path / "wide", model, ATTENTION + FEED_FORWARD, 16, seed=1)
@@ -42,7 +58,7 @@ def test_two_adapters_and_none_in_one_batch(plugins: str, tmp_path: Path) -> Non
         {"prompts": prompts, "sampling": GREEDY, "lora": whose[1:] + whose[:1]},
     ]
     environ = {"VLLM_PLUGINS": plugins} if plugins else {}
-    run = run_engine(tmp_path, folder, rounds, environ, **ENGINE)
+    run = run_engine(tmp_path, folder, rounds, environ, **ENGINE | settings)
     assert run.platform == "npu"
     assert (run.graphs_captured > 0) == (not plugins), "without npu-ops there are no graphs"
     judges = {None: model, str(wide): merged(model, wide), str(narrow): merged(model, narrow)}

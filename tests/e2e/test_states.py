@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests.support import models
-from tests.support.engine_run import EngineRun, run_engines
-from tests.support.transformers_reference import assert_greedy, load
+from tests.support.engine_run import EngineRun, run_engine, run_engines
+from tests.support.transformers_reference import assert_greedy, load, next_token_logprobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,3 +50,20 @@ def test_greedy_tokens(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> No
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
         assert len(output) == NEW
         assert_greedy(reference, prompt, output)
+
+
+def test_states_wider_than_the_model(tmp_path: Path) -> None:
+    """A model in bfloat16 with its states in float32 is as near to float32 as transformers in bfloat16."""
+    model = models.tiny_mamba(tmp_path / "model")
+    rounds = [{"prompts": PROMPTS, "sampling": {"temperature": 0.0, "max_tokens": NEW, "logprobs": 1}}]
+    wide = {"dtype": "bfloat16", "mamba_cache_dtype": "float32", "mamba_ssm_cache_dtype": "float32"}
+    run = run_engine(tmp_path, model, rounds, **ENGINE | wide)
+    exact, rounded = load(model), load(model, torch.bfloat16)
+    ours, theirs = [], []
+    for prompt, output in zip(PROMPTS, run.rounds[0], strict=True):
+        chosen = (torch.arange(NEW), torch.tensor(output["tokens"]))
+        truth = next_token_logprobs(exact, prompt, output["tokens"])[chosen]
+        ours.append(torch.tensor(output["logprobs"]) - truth)
+        theirs.append(next_token_logprobs(rounded, prompt, output["tokens"])[chosen] - truth)
+    ours, theirs = (torch.cat(errors).square().mean().sqrt().item() for errors in (ours, theirs))
+    assert ours <= 1.5 * theirs, f"rms error {ours:.4f}, transformers in bfloat16 {theirs:.4f}"

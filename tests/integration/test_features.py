@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,47 +9,29 @@ import pytest
 import transformers
 
 from tests.support import models
-from tests.support.vllm_process import run_program
+from tests.support.refusals import configure, configured, mixture_of_experts, run
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
-# Case -> engine arguments and what the refusal must say.
+# Case -> engine arguments and what the refusal must say; settings of vLLM's are in settings.toml.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "expert-parallel": (
-        {"model": "mixture", "data_parallel_size": 2, "enable_expert_parallel": True},
-        "leave out --enable-expert-parallel",
-    ),
-    "context-parallel": (
-        {"decode_context_parallel_size": 2, "tensor_parallel_size": 4},
-        "context-parallel-size at 1",
-    ),
     "unknown-setting": ({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
-    "compilation": ({"compilation_config": {"mode": 3}}, "leave out the mode"),
-    "weight-offload": ({"cpu_offload_gb": 1}, "leave out --cpu-offload-gb"),
-    "quantisation": ({"quantization": "modelopt_fp4"}, "no kernels for modelopt_fp4"),
-    "sleep-mode": ({"enable_sleep_mode": True}, "[Ss]leep mode"),
-    "lora-dtype": ({"enable_lora": True, "dtype": "float32", "lora_dtype": "float16"}, "leave out --lora-dtype"),
     "olmo-hybrid": ({"model": "olmo-hybrid"}, "OlmoHybridForCausalLM calls Triton"),
     "kimi-linear": ({"model": "kimi-linear"}, r"KimiLinearForCausalLM \(vllm.models.kimi_k3\) runs on NVIDIA"),
-    "experts-lora": ({"model": "mixture", "enable_lora": True}, "leave out --enable-lora"),
 }
 REFUSED_BY_THE_LAYER: dict[str, tuple[dict[str, Any], str]] = {
     "attention-backend": ({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
     "cache-dtype": ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported"),
 }
-CONFIGURE = """
-import json, sys
-from vllm.engine.arg_utils import EngineArgs
-said = {}
-for name, arguments in json.loads(sys.argv[1]).items():
-    try:
-        EngineArgs(**arguments).create_engine_config()
-        said[name] = "accepted"
-    except Exception as error:
-        said[name] = str(error)
-print("SAID " + json.dumps(said))
+# As EngineArgs would, but without it: nothing has loaded vLLM's general plugins before.
+BY_HAND = """
+import json, sys, torch
+from vllm.config import DeviceConfig, ModelConfig, VllmConfig
+assert not hasattr(torch.ops.npu_ops, "fused_experts")
+VllmConfig(model_config=ModelConfig(**json.loads(sys.argv[1])), device_config=DeviceConfig("npu"))
+assert hasattr(torch.ops.npu_ops, "fused_experts")
+print("npu-ops is loaded")
 """
 START = """
 import json, sys
@@ -74,7 +55,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def refusals(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case says, asked in one process."""
     folders = {
-        "mixture": mixture_of_experts(tmp_path_factory.mktemp("mixture")),
         "olmo-hybrid": configured(
             tmp_path_factory.mktemp("olmo"), "OlmoHybridForCausalLM", transformers.OlmoHybridConfig()
         ),
@@ -83,11 +63,7 @@ def refusals(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     cases = {name: base | arguments for name, (arguments, _) in REFUSED.items()}
     for arguments in cases.values():
         arguments["model"] = str(folders.get(arguments["model"], arguments["model"]))
-    cases["accepted"] = base
-    done = run(CONFIGURE, cases)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
-    assert line is not None, done.stderr[-3000:]
-    return json.loads(line.removeprefix("SAID "))
+    return configure(cases | {"accepted": base})
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -108,8 +84,18 @@ def test_refused_when_the_model_is_built(name: str, base: dict[str, Any]) -> Non
 
 
 def test_the_v2_runner_is_refused(base: dict[str, Any]) -> None:
-    done = run(CONFIGURE, {"v2": base}, VLLM_USE_V2_MODEL_RUNNER="1")
-    assert "unset VLLM_USE_V2_MODEL_RUNNER" in done.stdout or "Model Runner V2 requires Triton" in done.stdout
+    said = configure({"v2": base}, VLLM_USE_V2_MODEL_RUNNER="1")["v2"]
+    assert "launches Triton kernels without npu bodies: unset VLLM_USE_V2_MODEL_RUNNER." in said
+
+
+def test_hisparse_and_watermarks_do_not_blame_the_variable_of_the_runner(base: dict[str, Any]) -> None:
+    cases = {
+        "hisparse": base | {"attention_config": {"hisparse_config": {}}},
+        "watermark": base | {"watermark_config": {"key": 7}},
+    }
+    for sentence in configure(cases).values():
+        assert "leave out" in sentence
+        assert "VLLM_USE_V2_MODEL_RUNNER" not in sentence
 
 
 def test_batch_invariance_where_all_sums_have_an_order(base: dict[str, Any], tmp_path: Path) -> None:
@@ -123,24 +109,24 @@ def test_batch_invariance_where_all_sums_have_an_order(base: dict[str, Any], tmp
         "states": base | {"model": str(models.tiny_mamba(states)), "mamba_ssm_cache_dtype": "float16"},
     }
     invariant = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
-    said = run(CONFIGURE, cases, **invariant).stdout
-    said = json.loads(said.split("SAID ")[1])
+    said = configure(cases, **invariant)
     assert [said[name] for name in ("dense", "ranks")] == ["accepted"] * 2
     assert "more than two ranks on several hosts" in said["hosts"]
     assert "choose another seq_pooling_type" in said["mean"]
     assert "leave out --mamba-ssm-cache-dtype" in said["states"]
-    assert "pip install npu-ops" in run(CONFIGURE, {"dense": base}, VLLM_PLUGINS="npu", **invariant).stdout
+    assert "add npu_ops to npu" in configure({"dense": base}, VLLM_PLUGINS="npu", **invariant)["dense"]
 
 
 def test_experts_need_npu_ops(base: dict[str, Any], tmp_path: Path) -> None:
     mixture = {"mixture": base | {"model": str(mixture_of_experts(tmp_path))}}
-    assert '"accepted"' in run(CONFIGURE, mixture).stdout
-    assert "pip install npu-ops" in run(CONFIGURE, mixture, VLLM_PLUGINS="npu").stdout
+    assert configure(mixture) == {"mixture": "accepted"}
+    refusal = configure(mixture, VLLM_PLUGINS="npu")["mixture"]
+    assert "installed but not loaded, since VLLM_PLUGINS leaves it out: add npu_ops to npu" in refusal
 
 
-def mixture_of_experts(folder: Path) -> Path:
-    config = transformers.Qwen3MoeConfig(num_hidden_layers=1, num_experts=4)
-    return configured(folder, "Qwen3MoeForCausalLM", config)
+def test_a_configuration_built_by_hand_has_the_kernels_of_npu_ops(tmp_path: Path) -> None:
+    done = run(BY_HAND, {"model": str(mixture_of_experts(tmp_path))})
+    assert "npu-ops is loaded" in done.stdout, done.stderr[-3000:]
 
 
 def kimi_linear() -> Any:
@@ -149,15 +135,3 @@ def kimi_linear() -> Any:
     sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
     layers = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4}
     return KimiLinearConfig(num_hidden_layers=2, num_attention_heads=4, linear_attn_config=layers, **sizes)
-
-
-def configured(folder: Path, architecture: str, config: Any) -> Path:
-    """Write what a model's configuration is, without weights."""
-    config.architectures = [architecture]
-    config.save_pretrained(folder)
-    return folder
-
-
-def run(code: str, argument: dict[str, Any], **environ: str) -> subprocess.CompletedProcess[str]:
-    settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "1GiB"}
-    return run_program(code, json.dumps(argument), **{**settings, **environ})

@@ -204,3 +204,12 @@ def test_vllm_still_makes_batch_invariance_of_triton_kernels() -> None:
     with compat.without_triton_batch_invariance():
         assert batch_invariant.init_batch_invariance() is None
     assert batch_invariant.init_batch_invariance is before
+
+
+def test_vllm_still_tells_no_platform_which_sizes_were_given() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms.interface import Platform
+
+    assert "current_platform.pre_register_and_update()" in inspect.getsource(EngineArgs.create_engine_config)
+    assert not [name for name in dir(Platform) if "batch" in name]
+    assert compat.engine_arguments_in_progress() is None

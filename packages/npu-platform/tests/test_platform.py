@@ -13,7 +13,6 @@ from npu_platform.platform import NPUPlatform
 
 # Default value -> why it is right for npu.
 RIGHT_BY_DEFAULT = {
-    "as_version_str": "a helper of DeviceCapability",
     "can_update_inplace": "tensors may be written in place",
     "check_max_model_len": "no limit of the device",
     "device_control_id_to_physical_device_id": "reads NPU_VISIBLE_DEVICES through device_control_env_var",
@@ -32,7 +31,6 @@ RIGHT_BY_DEFAULT = {
     "get_global_graph_pool": "calls torch.npu.graph_pool_handle",
     "get_infinity_values": "float infinities",
     "get_max_output_tokens": "no limit of the device",
-    "get_mla_prefill_backend_cls": "MLA is refused",
     "get_nixl_memory_type": "NIXL is not offered",
     "get_nixl_supported_devices": "the same",
     "get_pass_manager_cls": "Inductor is refused",
@@ -49,22 +47,18 @@ RIGHT_BY_DEFAULT = {
     "is_out_of_tree": "by _enum",
     "is_unspecified": "by _enum",
     "is_cuda_alike": "by _enum",
-    "is_cumem_allocator_available": "a CUDA allocator",
     "is_integrated_gpu": "the device has memory of its own",
-    "is_sleep_mode_available": "False: refused",
     "make_synced_weight_loader": "loads are synchronous",
     "use_sync_weight_loader": "the same",
     "pass_key": "for Inductor, refused",
-    "per_token_page_bytes": "sizes of blocks, device-neutral",
     "register_custom_kv_cache_specs": "no specs of our own",
     "set_additional_forward_context": "no per-step data of our own",
-    "stateless_init_device_torch_dist_pg": "elastic EP is refused",
+    "stateless_init_device_torch_dist_pg": "elastic expert parallelism is refused",
     "support_deep_gemm": "a CUDA library",
     "fp8_dtype": "e4m3, as everywhere but on one vendor's chips",
     "is_fp8_fnuz": "the same",
     "supports_fp8": "False: kernels are asked for by vLLM's registry",
     "supports_mx": "the same",
-    "to_int": "a helper of DeviceCapability",
     "update_block_size_for_backend": "any block size will do",
     "use_all_gather": "logits on all ranks",
     "use_custom_allreduce": "a CUDA feature",
@@ -72,7 +66,7 @@ RIGHT_BY_DEFAULT = {
     "uses_host_device_handling": "a TPU feature",
     "validate_environ": "warns about unknown VLLM_ variables",
     "validate_request": "no limit of the device",
-    "verify_model_arch": "refused by feature, not by name",
+    "verify_model_arch": "architectures are refused with the configuration, by the code that vLLM has for them",
 }
 
 
@@ -89,6 +83,11 @@ def test_every_method_of_the_interface_is_decided() -> None:
     overridden = set(vars(NPUPlatform))
     undecided = public_methods(Platform) - overridden - set(RIGHT_BY_DEFAULT)
     assert not undecided, f"vLLM's Platform has methods that nobody decided: {sorted(undecided)}"
+
+
+def test_the_table_of_defaults_is_current() -> None:
+    assert set(RIGHT_BY_DEFAULT) & set(vars(NPUPlatform)) == set(), "overridden, so not the default"
+    assert set(RIGHT_BY_DEFAULT) - public_methods(Platform) == set(), "vLLM's Platform does not have them"
 
 
 def test_every_attribute_that_the_device_must_set_is_set() -> None:
@@ -136,6 +135,25 @@ def test_dtypes_without_kernels_are_refused() -> None:
     NPUPlatform.check_if_supports_dtype(torch.bfloat16)
     with pytest.raises(UnsupportedFeatureError, match="float64.*--dtype bfloat16"):
         NPUPlatform.check_if_supports_dtype(torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("is_sleep_mode_available", "--enable-sleep-mode"), ("is_cumem_allocator_available", "--enable-cumem-allocator")],
+)
+def test_what_vllm_asks_only_to_refuse_names_the_way_out(name: str, way_out: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=f"leave out {way_out}"):
+        getattr(NPUPlatform(), name)()
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [("auto", "npu_platform.worker.NPUWorker"), ("their.Worker", "their.Worker")]
+)
+def test_the_worker_is_ours_unless_another_is_named(asked: str, given: str) -> None:
+    from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
+
+    config = VllmConfig(parallel_config=ParallelConfig(worker_cls=asked), device_config=DeviceConfig("npu"))
+    assert config.parallel_config.worker_cls == given
 
 
 def test_quantisation_needs_a_registered_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -113,6 +114,22 @@ def without_triton_batch_invariance() -> Iterator[None]:
 
     with _substituted(vars(batch_invariant), "init_batch_invariance", _nothing):
         yield
+
+
+def engine_arguments_in_progress() -> Any | None:
+    """Return the ``EngineArgs`` whose ``create_engine_config`` is running in this thread, or None.
+
+    Why: no hook of a platform is told which sizes of a batch the user gave and which vLLM chose; only the engine
+    arguments know, until vLLM completes them. Versions: vLLM 0.32. Scope: nothing is replaced; the stack is read.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is EngineArgs.create_engine_config.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
 
 
 class _TorchOnNpu(types.ModuleType):

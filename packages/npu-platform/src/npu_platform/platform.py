@@ -88,6 +88,16 @@ class NPUPlatform(Platform):
         """Say that the device has a pinned host allocator."""
         return True
 
+    def is_sleep_mode_available(self) -> bool:
+        """Raise UnsupportedFeatureError: vLLM asks where sleep mode is on, and would refuse it without a way out."""
+        msg = "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
+        raise UnsupportedFeatureError(msg)
+
+    def is_cumem_allocator_available(self) -> bool:
+        """Raise UnsupportedFeatureError: vLLM asks where its CUDA allocator is on."""
+        msg = "The cumem allocator is a part of CUDA: leave out --enable-cumem-allocator."
+        raise UnsupportedFeatureError(msg)
+
     # --- plugin life cycle ------------------------------------------------------------------------------------
 
     @classmethod
@@ -106,9 +116,11 @@ class NPUPlatform(Platform):
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
         """Pin the model runner and register the attention backend's name before the configuration is parsed."""
         from npu_platform.attention.registration import register_attention_backend
+        from npu_platform.batch_sizes import remember_what_the_user_gave
 
         config.select_v1_runner()
         register_attention_backend()
+        remember_what_the_user_gave()
 
     @classmethod
     def import_kernels(cls) -> None:
@@ -125,12 +137,20 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Choose no compilation and decode graphs, where the user chose nothing; what states need.
+        """Choose sizes, no compilation and decode graphs, where the user chose nothing; what states need.
 
-        This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late.
+        This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late. Raises
+        UnsupportedFeatureError for what only GPUs have.
         """
+        from vllm.plugins import load_general_plugins
+
+        from npu_platform.batch_sizes import choose_for_the_host
         from npu_platform.graphs.defaults import apply_graph_defaults
 
+        # EngineArgs loads npu-ops and the like; a VllmConfig that somebody builds by hand does not.
+        load_general_plugins()
+        features.refuse_what_needs_a_gpu(vllm_config)
+        choose_for_the_host(vllm_config)
         apply_graph_defaults(vllm_config)
         features.disable_prefix_caching_of_states(vllm_config)
         features.keep_states_in_float32(vllm_config)

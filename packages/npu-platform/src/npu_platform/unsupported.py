@@ -1,0 +1,280 @@
+"""The sentences with which the npu device refuses settings of vLLM: what is not there, and the way out.
+
+A setting that vLLM would leave out in silence is refused as well. Which field of vLLM's configuration is refused, works
+or means nothing to a device is kept in tests/integration/settings.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import vllm.envs as vllm_envs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from npu_platform import config
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, LoRAConfig, ModelConfig, MultiModalConfig, SpeculativeConfig, VllmConfig
+
+__all__ = ["needs_gpu", "refusals"]
+
+_GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of the GPU
+_GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
+_GPU_OFFLOADING = ("CPUOffloadingSpec", "TieringOffloadingSpec")
+_GPU_CONNECTORS = ("SimpleCPUOffloadConnector", "HF3FSKVConnector", "MoRIIOConnector", "ExampleHiddenStatesConnector")
+_STATE_KERNELS = ("gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend")
+_SPECULATION = ("ngram",)
+_IMAGES = AttentionBackendEnum.TORCH_SDPA
+_SUM_OF_TWO = 2  # is the same in either order
+
+
+def refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    """Yield a sentence for each feature that is asked for and not there."""
+    yield from _model(vllm_config)
+    yield from _parallel(vllm_config)
+    yield from _engine(vllm_config)
+    yield from _transfers(vllm_config)
+    if vllm_envs.VLLM_BATCH_INVARIANT:
+        yield from _batch_invariance(vllm_config)
+
+
+def needs_gpu(vllm_config: VllmConfig) -> Iterator[str]:
+    """Yield what vLLM itself would refuse later, but without the way out or with a wrong one."""
+    transfer = vllm_config.kv_transfer_config
+    connected = transfer is not None and transfer.has_connector("HiSparseConnector")
+    if vllm_config.attention_config.hisparse_config is not None or connected:
+        yield "HiSparse runs on NVIDIA GPUs only: leave out hisparse_config and the HiSparseConnector."
+
+
+def _model(vllm_config: VllmConfig) -> Iterator[str]:
+    model = vllm_config.model_config
+    if model is None:
+        return
+    yield from _code_for_gpus(model)
+    if model.is_moe:
+        yield from _experts(vllm_config)
+    if vllm_config.lora_config is not None:
+        yield from _lora(vllm_config.lora_config, model)
+    if model.is_hybrid or model.is_attention_free:
+        yield from _states(vllm_config, model)
+    if model.is_diffusion or vllm_config.diffusion_config is not None:
+        yield "Diffusion language models need the V2 model runner, which is not there on npu: serve another model."
+    if model.multimodal_config is not None:
+        yield from _media(model.multimodal_config)
+
+
+def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
+    architecture = model.architecture
+    written = model.registry.models.get(architecture)
+    place = getattr(written, "module_name", "")
+    if place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
+        yield f"vLLM's code for {architecture} ({place}) runs on NVIDIA and AMD GPUs only: serve another model."
+    if architecture == "OlmoHybridForCausalLM":
+        yield f"vLLM's code for {architecture} calls Triton while it is made: serve another model."
+
+
+def _lora(lora: LoRAConfig, model: ModelConfig) -> Iterator[str]:
+    if lora.lora_dtype not in ("auto", model.dtype):
+        yield "LoRA adapters are multiplied in the model's dtype on npu: leave out --lora-dtype."
+    if lora.fully_sharded_loras:
+        yield "Each rank holds one whole matrix of an adapter on npu: leave out --fully-sharded-loras."
+    if lora.enable_tower_connector_lora:
+        yield "Adapters change the language model alone on npu: leave out --enable-tower-connector-lora."
+
+
+def _media(media: MultiModalConfig) -> Iterator[str]:
+    if media.mm_encoder_attn_dtype is not None:
+        yield "Encoders of images attend in the model's dtype on npu: leave out --mm-encoder-attn-dtype."
+    if media.mm_encoder_attn_backend not in (None, _IMAGES):
+        yield f"Encoders of images attend by {_IMAGES.name} on npu: leave out --mm-encoder-attn-backend."
+    if media.mm_encoder_tp_mode != "weights":
+        yield "Ranks share the weights of encoders of images on npu: leave out --mm-encoder-tp-mode."
+
+
+def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
+    if not hasattr(torch.ops.npu_ops, "selective_scan"):
+        yield f"State-space and linear-attention models need the kernels of npu-ops: {_way_to_ops()}."
+    if vllm_config.speculative_config is not None:
+        yield "The states of state-space models cannot be rolled back on npu: leave out --speculative-config."
+    for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
+        dtype = getattr(vllm_config.cache_config, name)
+        if dtype not in ("auto", "float32", str(model.dtype).removeprefix("torch.")):
+            option = name.replace("_", "-")
+            yield f"States are kept in the model's dtype or in float32 on npu, not in {dtype}: leave out --{option}."
+    if vllm_config.cache_config.use_replayssm:
+        yield "ReplaySSM is not there on npu: leave out --use-replayssm."
+    if vllm_config.mamba_config.backend.name != "TRITON":  # the default, which npu-ops' layers do not ask for
+        yield "The states of state-space models are updated by npu-ops: leave out --mamba-backend."
+    if vllm_config.mamba_config.enable_stochastic_rounding:
+        yield "States are rounded to the nearest on npu: leave out --enable-mamba-cache-stochastic-rounding."
+    chosen = vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else {}
+    for name in _STATE_KERNELS:
+        if chosen.get(name) is not None:
+            yield f"Linear attention is computed by npu-ops: leave out --{name.replace('_', '-')}."
+
+
+def _experts(vllm_config: VllmConfig) -> Iterator[str]:
+    if not hasattr(torch.ops.npu_ops, "fused_experts"):
+        yield f"Mixture-of-experts models need the kernels of npu-ops: {_way_to_ops()}, or serve a dense model."
+    if vllm_config.lora_config is not None:
+        yield "LoRA has no npu kernels for mixture-of-experts models yet: leave out --enable-lora."
+    if vllm_config.kernel_config.moe_backend != "auto":
+        yield "Experts are computed by npu-ops: leave out --moe-backend."
+    if vllm_config.parallel_config.expert_placement_strategy != "linear":
+        yield "A rank has neighbouring experts on npu: leave out --expert-placement-strategy."
+    if vllm_config.aux_output_config.enabled:
+        yield "The V1 model runner does not record routed experts: leave out --enable-return-routed-experts."
+
+
+def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
+    parallel = vllm_config.parallel_config
+    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+        yield "Expert parallelism over data-parallel ranks is not there on npu: leave out --enable-expert-parallel."
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        yield "Context parallelism is not there on npu: leave --decode- and --prefill-context-parallel-size at 1."
+    if parallel.enable_dbo or parallel.use_ubatching:
+        yield "Dual-batch overlap needs asynchronous streams: leave out --enable-dbo and --ubatch-size."
+    if parallel.enable_fault_tolerance:
+        yield "Fault tolerance needs all-to-all kernels of GPUs: leave out --enable-fault-tolerance."
+    if parallel.enable_batch_sharded_sampling:
+        yield "Each rank samples the whole batch on npu: leave out --enable-batch-sharded-sampling."
+    if parallel.use_ray or parallel.data_parallel_backend == "ray":
+        yield "Ray cannot place npu devices: leave --distributed- and --data-parallel-backend at mp."
+
+
+def _engine(vllm_config: VllmConfig) -> Iterator[str]:
+    if vllm_config.watermark_config is not None:
+        yield "Watermarks of text need the V2 model runner, which is not there on npu: leave out --watermark-config."
+    elif vllm_config.use_v2_model_runner:
+        yield "The V2 model runner launches Triton kernels without npu bodies: unset VLLM_USE_V2_MODEL_RUNNER."
+    if vllm_config.speculative_config is not None:
+        yield from _speculation(vllm_config.speculative_config)
+    if vllm_config.cache_config.prefix_match_unit is not None:
+        yield "Prefixes are matched in whole blocks on npu: leave out --prefix-match-unit."
+    if vllm_config.cache_config.kv_sharing_fast_prefill:
+        yield "Layers that share a KV cache compute whole prompts on npu: leave out --kv-sharing-fast-prefill."
+    kernels = vllm_config.kernel_config
+    if kernels.linear_backend != "auto" or kernels.linear_backend_per_quant:
+        yield "Linear layers are computed by npu-ops or torch: leave out --linear-backend and linear_backend_per_quant."
+    if vllm_config.profiler_config.profiler not in (None, "torch"):
+        yield "On npu there is torch's profiler: set profiler to torch in --profiler-config."
+    if vllm_config.observability_config.enable_layerwise_nvtx_tracing:
+        yield "NVTX is a part of CUDA: leave out --enable-layerwise-nvtx-tracing."
+    yield from _attention(vllm_config)
+    yield from _compilation(vllm_config)
+
+
+def _attention(vllm_config: VllmConfig) -> Iterator[str]:
+    attention = vllm_config.attention_config
+    if attention.backend_per_kind or attention.mla_prefill_backend is not None:
+        yield "npu has one attention backend a kind: leave out backend_per_kind and mla_prefill_backend."
+    if attention.use_prefill_query_quantization:
+        yield "Queries are not quantised on npu: leave out use_prefill_query_quantization in --attention-config."
+
+
+def _compilation(vllm_config: VllmConfig) -> Iterator[str]:
+    compilation = vllm_config.compilation_config
+    if compilation.mode or compilation.compile_mm_encoder:
+        yield (
+            "Compilation is not there on npu, and nothing waits for it: leave out the mode and compile_mm_encoder in "
+            "--compilation-config."
+        )
+    if compilation.cudagraph_mm_encoder:
+        yield "Encoders of images are not captured on npu: leave out cudagraph_mm_encoder in --compilation-config."
+
+
+def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
+    if speculation.method not in _SPECULATION:
+        yield f"Speculation by {speculation.method!r} has no npu kernels yet: use {', '.join(_SPECULATION)} or none."
+    elif importlib.util.find_spec("numba") is None:
+        yield "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
+    if speculation.rejection_sample_method != "standard":
+        yield "Drafts are accepted by standard rejection sampling on npu: leave out rejection_sample_method."
+    if speculation.num_speculative_tokens_per_batch_size is not None:
+        yield "The number of drafts is the same for any batch on npu: leave out num_speculative_tokens_per_batch_size."
+
+
+def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
+    yield from _weight_offload(vllm_config)
+    media = vllm_config.model_config.multimodal_config if vllm_config.model_config is not None else None
+    if vllm_config.ec_transfer_config is not None or (media is not None and media.mm_encoder_only):
+        yield (
+            "Encoders of images run with their language model on npu: leave out --ec-transfer-config and "
+            "--mm-encoder-only."
+        )
+    weights = vllm_config.weight_transfer_config
+    if weights is not None and weights.backend in _GPU_WEIGHT_TRANSFER:
+        yield (
+            f"Weights are transferred by {weights.backend!r} between GPUs only: leave out --weight-transfer-config, or "
+            "name an engine of your own that a plugin registers."
+        )
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    asked = cache.kv_offloading_size is not None and cache.kv_offloading_backend == "native"
+    if asked or (transfer is not None and _offloads_from_gpu(transfer)):
+        yield (
+            "vLLM's own offloading of the KV cache copies from GPUs only: instead of --kv-offloading-size or the "
+            'OffloadingConnector, install npu-kvconnector and pass --kv-transfer-config \'{"kv_connector": '
+            '"NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": "8GiB"}}\'.'
+        )
+    for name in _GPU_CONNECTORS:
+        if transfer is not None and transfer.has_connector(name):
+            yield f"{name} copies from GPUs only: leave it out of --kv-transfer-config."
+
+
+def _weight_offload(vllm_config: VllmConfig) -> Iterator[str]:
+    offload = vllm_config.offload_config
+    if offload.prefetch.offload_group_size > 0 or offload.offload_backend == "prefetch":
+        yield (
+            "Weight offload by prefetching needs streams of CUDA: leave out --offload-group-size and "
+            "--offload-backend, or raise NPU_SIMULATOR_MEMORY."
+        )
+    if offload.uva.cpu_offload_gb > 0:
+        yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
+
+
+def _offloads_from_gpu(transfer: KVTransferConfig) -> bool:
+    """Say whether this is vLLM's offloading with a worker of vLLM's own; a plugin's worker may know npu."""
+    one = {"kv_connector": transfer.kv_connector, "kv_connector_extra_config": transfer.kv_connector_extra_config}
+    for connector in (one, *transfer.kv_connector_extra_config.get("connectors", [])):
+        spec = connector.get("kv_connector_extra_config", {}).get("spec_name", _GPU_OFFLOADING[0])
+        if connector.get("kv_connector") == "OffloadingConnector" and spec in _GPU_OFFLOADING:
+            return True
+    return False
+
+
+def _batch_invariance(vllm_config: VllmConfig) -> Iterator[str]:
+    """Refuse sums whose order depends on the batch."""
+    if not hasattr(torch.ops.npu_ops, "_set_batch_invariant"):
+        yield f"VLLM_BATCH_INVARIANT needs the kernels of npu-ops: {_way_to_ops()}, or unset it."
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.tensor_parallel_size > _SUM_OF_TWO and parallel.nnodes > 1:
+        yield "Batch-invariant mode has no sums over more than two ranks on several hosts: unset VLLM_BATCH_INVARIANT."
+    if model is None:
+        return
+    if model.runner_type == "pooling" and model.pooler_config and model.pooler_config.seq_pooling_type == "MEAN":
+        yield (
+            "vLLM takes means of differences of sums over the whole batch, which is not batch-invariant: "
+            "choose another seq_pooling_type, or unset VLLM_BATCH_INVARIANT."
+        )
+    states = vllm_config.cache_config.mamba_ssm_cache_dtype
+    if (model.is_hybrid or model.is_attention_free) and states not in ("auto", "float32"):
+        yield (
+            f"Batch-invariant mode keeps states in float32, not {states}, which would round them wherever a prompt is "
+            "cut: leave out --mamba-ssm-cache-dtype, or unset VLLM_BATCH_INVARIANT."
+        )
+
+
+def _way_to_ops() -> str:
+    """Return what brings npu-ops' kernels here: to install it, or to let vLLM load it."""
+    try:
+        importlib.metadata.version("npu-ops")
+    except importlib.metadata.PackageNotFoundError:
+        return "pip install npu-ops"
+    allowed = config.plugin_allow_list()
+    if allowed is not None and "npu_ops" not in allowed:
+        return f"it is installed but not loaded, since VLLM_PLUGINS leaves it out: add npu_ops to {','.join(allowed)}"
+    return "it is installed, but its plugin npu_ops failed to load: npu doctor says why"

@@ -1,0 +1,69 @@
+"""Reads tests/integration/settings.toml, and writes docs/reference/settings.md from it.
+
+python -m tests.support.settings_page > docs/reference/settings.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from tests.support.environments import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads((ROOT / "tests/integration/settings.toml").read_text())
+
+_HEAD = """# Settings of vLLM
+
+What vLLM's settings do on npu. A setting that is not named here works, or is read on the host alone. What is refused
+stops the start with the sentence beside it, which names the way out.
+
+Made from `tests/integration/settings.toml`, where every field of vLLM's configuration is, by
+`python -m tests.support.settings_page`.
+
+## Refused
+
+| settings | what the refusal says |
+|---|---|
+"""
+_WITHOUT_EFFECT = """
+## Without effect on the device
+
+| settings | why |
+|---|---|
+"""
+
+
+def is_class(key: str) -> bool:
+    """Say whether a key of an entry is a class of vLLM's configuration."""
+    return key[0].isupper()
+
+
+def refused() -> dict[str, dict[str, Any]]:
+    """Return what is refused, each by the arguments that ask for it."""
+    return {json.dumps(entry["given"]): entry for entry in TABLE["refused"]}
+
+
+def text() -> str:
+    """Return the page."""
+    return "".join([_HEAD, *_rows("refused", "sentence"), _WITHOUT_EFFECT, *_rows("host", "reason")])
+
+
+def _rows(kind: str, why: str) -> Iterator[str]:
+    for entry in TABLE[kind]:
+        names = [f"`{name}.{field}`" for name in entry if is_class(name) for field in entry[name]]
+        more = [entry["of"]] if "of" in entry else []
+        yield f"| {', '.join(more + names)} | {_plain(entry[why])} |\n"
+
+
+def _plain(sentence: str) -> str:
+    return re.sub(r"\.\*", " ... ", sentence).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
