@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from npu_platform import activation
+
+# What judges: its threads would spin for each other beside those of another worker's.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

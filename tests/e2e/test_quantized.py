@@ -1,4 +1,4 @@
-"""Quantised checkpoints of a trained model, on disk as their makers write them: tokens and logprobs beside transformers'.
+"""Quantised checkpoints of a trained model, on disk as their makers write them: logprobs beside transformers'.
 
 Transformers runs the dequantised weights, and rounds activations where the checkpoint says so. The checkpoints of a
 format family differ from layer to layer, so that one engine runs several schemes.
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support import quantized
-from tests.support.engine_run import run_engine
+from tests.support import judges, quantized, truth
+from tests.support.engine_run import EngineRun, run_scenarios
 from tests.support.quantized import Rounding
-from tests.support.transformers_reference import next_token_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NEW = 12
+PROMPTS = quantized.prompts(12)
+SAMPLING = {"temperature": 0.0, "max_tokens": 12, "logprobs": 1}
 ENGINE: dict[str, Any] = {
-    "dtype": "bfloat16",
     "max_model_len": 256,
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 32 << 20,
+    "cudagraph_capture_sizes": [1, 16],
 }
 
 
@@ -96,39 +96,71 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+# What the linear layers and the head run, whatever the instruction set.
+INTEGERS = "npu_ops::weight_only_linear ({} in {})".format
+FP8 = "npu_ops::fp8_linear ({})".format
 RUNS = {
-    "gptq": ("x NpuParallelLMHead", "npu_ops::weight_only_linear (uint4b8 in groups of 128)"),
-    "compressed": (
+    "awq": {INTEGERS("uint4", "groups of 64")},
+    "gptq": {INTEGERS("uint4b8", "groups of 128")},
+    "gptq-order": {INTEGERS("uint4", "groups of 32")},
+    "compressed": {
+        INTEGERS("uint4", "groups of 128"),
+        INTEGERS("uint4b8", "groups of 32"),
+        INTEGERS("uint4b8", "channels"),
+        INTEGERS("uint8b128", "groups of 64"),
         "npu_ops::weight_only_linear (mxfp4)",
-        "npu_ops::int8_linear (static",
-        "npu_ops::fp8_linear (blocks of 128 x 128, rounded",
-    ),
-    "int8-online": ("npu_ops::weight_only_linear (int8 by channel)",),
+        "npu_ops::int8_linear (dynamic activations)",
+        "npu_ops::int8_linear (static activations)",
+        FP8("blocks of 1 x 256, rounded activations"),
+        FP8("blocks of 1 x 512, whole activations"),
+        FP8("blocks of 128 x 128, rounded activations"),
+        FP8("blocks of 256 x 256, rounded activations"),
+    },
+    "fp8-blocks": {FP8("blocks of 128 x 128, rounded activations")},
+    "fp8-online": {
+        # by tensor, one scale each for qkv, the output, the gates and ups, and the downs
+        *(
+            FP8(f"blocks of {shape}, rounded activations")
+            for shape in ("512 x 256", "256 x 256", "1024 x 256", "256 x 512")
+        ),
+        *(FP8(f"blocks of 1 x {columns}, rounded activations") for columns in (256, 512)),
+        FP8("blocks of 128 x 128, rounded activations"),
+    },
+    "int8-online": {"npu_ops::weight_only_linear (int8 by channel)"},
 }
+DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("quantized")
+    return {name: make(folder / name) for name, make in CHECKPOINTS.items()}
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def runs(
+    checkpoints: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[torch.dtype, dict[str, EngineRun]]:
+    """A prompt alone and several together."""
+    rounds = [{"prompts": prompts, "sampling": SAMPLING} for prompts in (PROMPTS[:1], PROMPTS)]
+    scenarios = [
+        {"engine": ENGINE | MORE.get(name, {}) | {"model": str(folder), "dtype": request.param}, "rounds": rounds}
+        for name, folder in checkpoints.items()
+    ]
+    done = run_scenarios(tmp_path_factory.mktemp("runs"), scenarios)
+    return getattr(torch, request.param), dict(zip(checkpoints, done, strict=True))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoint(name: str, tmp_path: Path) -> None:
-    """A prompt alone and several together; as near to the exact weights in float32 as transformers' own bfloat16."""
-    checkpoint = CHECKPOINTS[name](tmp_path / "model")
-    prompts = quantized.prompts(12)
-    sampling = {"temperature": 0.0, "max_tokens": NEW, "logprobs": 1}
-    rounds = [{"prompts": prompts[:1], "sampling": sampling}, {"prompts": prompts, "sampling": sampling}]
-    run = run_engine(tmp_path / "run", checkpoint, rounds, **ENGINE, **MORE.get(name, {}))
+def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.dtype, dict[str, EngineRun]]) -> None:
+    """As near to the exact weights in float32 as transformers is in the engine's dtype."""
+    dtype, run = runs[0], runs[1][name]
     assert run.platform == "npu"
+    assert run.graphs_captured
     assert run.tokens(0) == run.tokens(1)[:1]
-    for implementation in RUNS.get(name, ()):  # as the worker's log says
-        assert implementation in run.log
-    exact, rounded = quantized.exact_model(checkpoint), quantized.exact_model(checkpoint, torch.bfloat16)
-    ours, theirs, wrong = [], [], 0
-    for prompt, output in zip(prompts, run.rounds[1], strict=True):
-        tokens = torch.tensor(output["tokens"])
-        truth = next_token_logprobs(exact, prompt, output["tokens"])
-        noise = next_token_logprobs(rounded, prompt, output["tokens"])
-        steps = torch.arange(NEW)
-        ours.append(torch.tensor(output["logprobs"]) - truth[steps, tokens])
-        theirs.append(noise[steps, tokens] - truth[steps, tokens])
-        wrong += int((truth.argmax(-1) != tokens).sum())
-    our_error, their_error = (torch.cat(errors).square().mean().sqrt().item() for errors in (ours, theirs))
-    assert our_error <= 1.5 * their_error, f"rms error {our_error:.4f}, transformers in bfloat16 {their_error:.4f}"
-    assert wrong <= 0.02 * NEW * len(prompts), f"{wrong} tokens are not the exact model's"
+    ran = {how.rpartition(", ")[0] for layer in ("ParallelLinear", "LMHead") for how in run.implementations(layer)}
+    assert ran - {"npu_ops::linear", "npu_ops::linear, npu_ops::embedding"} == RUNS[name]
+    exact, rounded = (
+        judges.of_model(quantized.exact_model(checkpoints[name], kind)) for kind in (torch.float32, dtype)
+    )
+    truth.of_logprobs(exact, rounded, [{"prompts": prompt} for prompt in PROMPTS], run.rounds[1]).assert_within(1.5)

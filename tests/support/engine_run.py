@@ -1,14 +1,16 @@
-"""Runs rounds of prompts through a vLLM engine in a process of its own, and brings back what came out.
+"""Runs rounds of prompts through vLLM engines in a process of their own, and brings back what came out.
 
-``run_engine`` is for tests; the module's main is the process: ``python -m tests.support.engine_run scenario.json result.json``.
+``run_engine``, ``run_engines`` and ``run_scenarios`` are for tests; the module's main is the process:
+``python -m tests.support.engine_run scenarios.json result.json``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import weakref
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,26 @@ from tests.support.vllm_process import run_module
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What an engine said: per round, per prompt, ``tokens``, ``cached`` prompt tokens and chosen ``logprobs``."""
+    """What an engine said: per round, per prompt, ``tokens``, ``cached`` prompt tokens, and if asked the chosen tokens'
+    ``logprobs`` and each step's ``best``.
+
+    `layers` is what ran, as ``npu_platform.implementations`` names it; `log` is of all engines of the process.
+    """
 
     rounds: list[list[dict[str, Any]]]
     metrics: dict[str, float]
     graphs_captured: int
     platform: str
+    layers: list[dict[str, Any]]
     log: str
 
     def tokens(self, number: int) -> list[list[int]]:
         """Return the token ids of one round."""
         return [output["tokens"] for output in self.rounds[number]]
+
+    def implementations(self, layer: str = "") -> set[str]:
+        """Return what the layers run whose class has `layer` in its name."""
+        return {kind["implementation"] for kind in self.layers if layer in kind["layer"]}
 
 
 def run_engine(
@@ -47,9 +58,17 @@ def run_engines(
     folder: Path, models: list[Path], rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
 ) -> list[EngineRun]:
     """Run the same rounds with one model after the other, in one process; otherwise as ``run_engine``."""
+    scenarios = [{"engine": {"model": str(model), **engine}, "rounds": rounds} for model in models]
+    return run_scenarios(folder, scenarios, environ)
+
+
+def run_scenarios(
+    folder: Path, scenarios: list[dict[str, Any]], environ: dict[str, str] | None = None
+) -> list[EngineRun]:
+    """Run engines of different settings and rounds (``{"engine": {"model": ...}, "rounds": [...]}``) in one process."""
     folder.mkdir(parents=True, exist_ok=True)
-    scenario, result = folder / "scenario.json", folder / "result.json"
-    scenario.write_text(json.dumps([{"engine": {"model": str(model), **engine}, "rounds": rounds} for model in models]))
+    scenario, result = folder / "scenarios.json", folder / "result.json"
+    scenario.write_text(json.dumps(scenarios))
     defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "4GiB"}
     done = run_module("tests.support.engine_run", scenario, result, **defaults | (environ or {}))
     log = done.stdout + done.stderr
@@ -68,6 +87,8 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
 
+    _look_at(Path(scenario["engine"]["model"]))
+    earlier = weakref.WeakSet(CUDAGraphWrapper._all_instances)
     pooling = scenario["engine"].get("runner") == "pooling"
     llm = LLM(**{"skip_tokenizer_init": not pooling, "disable_log_stats": False} | scenario["engine"])
     profiled = "profiler_config" in scenario["engine"]
@@ -79,11 +100,29 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     result = {
         "rounds": rounds,
         "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
-        "graphs_captured": sum(len(wrapper.concrete_cudagraph_entries) for wrapper in CUDAGraphWrapper._all_instances),
+        "graphs_captured": sum(
+            len(wrapper.concrete_cudagraph_entries)
+            for wrapper in CUDAGraphWrapper._all_instances
+            if wrapper not in earlier
+        ),
         "platform": current_platform.device_type,
+        "layers": [asdict(kind) for kind in llm.collective_rpc("layer_implementations")[0]],
     }
     llm.llm_engine.engine_core.shutdown()
     return result
+
+
+def _look_at(model: Path) -> None:
+    """Register the model's class where vLLM knows only its name: it would import itself in yet another process to look."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.registry import _LazyRegisteredModel
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    for name in json.loads((model / "config.json").read_text())["architectures"]:
+        known = ModelRegistry.models.get(name)
+        if isinstance(known, _LazyRegisteredModel):
+            ModelRegistry.register_model(name, known.load_model_cls())
 
 
 def _generate(
@@ -107,7 +146,7 @@ def _generate(
         {
             "tokens": list(output.outputs[0].token_ids),
             "cached": output.num_cached_tokens,
-            "logprobs": _chosen_logprobs(output.outputs[0]),
+            **_logprobs(output.outputs[0]),
         }
         for output in outputs
     ]
@@ -118,10 +157,11 @@ def _embed(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
     return [{"embedding": output.outputs.embedding} for output in outputs]
 
 
-def _chosen_logprobs(output: Any) -> list[float] | None:
+def _logprobs(output: Any) -> dict[str, list[float]]:
     if output.logprobs is None:
-        return None
-    return [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+        return {}
+    chosen = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+    return {"logprobs": chosen, "best": [max(one.logprob for one in step.values()) for step in output.logprobs]}
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ __all__ = [
     "online",
     "online_int8",
     "prompts",
+    "rounding_of",
     "weight_qparams",
 ]
 
@@ -246,15 +247,20 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
         args = QuantizationArgs(**inputs)
         for name, module in model.named_modules():
             if re.match(target, name):
-                module.register_forward_pre_hook(_rounds_inputs(args, stored, name))
+                rounds = rounding_of(args, stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point"))
+                module.register_forward_pre_hook(lambda _, inputs, rounds=rounds: (rounds(inputs[0]),))
     return model.eval()
 
 
-def _rounds_inputs(args: QuantizationArgs, stored: dict[str, Tensor], name: str) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        x = inputs[0].float()
+def rounding_of(
+    args: QuantizationArgs, scale: Tensor | None = None, zero: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Return what rounds activations [..., K] as `args` say; scale and zero point of a range that is given."""
+
+    def rounds(values: Tensor) -> Tensor:
+        x = values.float()
         parts = x.unflatten(-1, (-1, args.group_size or x.shape[-1]))
-        scale, zero = stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point")
+        scale, zero = given
         if args.dynamic:
             scale, zero = calculate_qparams(parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True), args)
         zero = 0 if zero is None else zero.float()
@@ -262,9 +268,10 @@ def _rounds_inputs(args: QuantizationArgs, stored: dict[str, Tensor], name: str)
             rounded = (parts / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
         else:
             rounded = (((parts / scale).round() + zero).clamp(-128, 127) - zero) * scale
-        return (rounded.flatten(-2).to(inputs[0].dtype),)
+        return rounded.flatten(-2).to(values.dtype)
 
-    return hook
+    given = scale, zero
+    return rounds
 
 
 def weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:

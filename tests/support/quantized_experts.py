@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
+import transformers
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
 from tests.support import models
-from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, mxfp4, weight_qparams
+from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, mxfp4, rounding_of, weight_qparams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["awq", "compressed", "gpt_oss", "gptq", "unquantized"]
+__all__ = ["awq", "compressed", "eight", "exact_model", "gpt_oss", "gptq", "packed", "unquantized"]
 
+STATIC_SCALE = 8 / 448  # of inputs, in fp8, where a checkpoint gives it
 EXPERT = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
 
 
@@ -67,11 +69,11 @@ def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
     ]
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        scheme = made[int(name.split(".")[2])]
+        scheme = made[_layer(name)]
         scale, zero = weight_qparams(weight.float(), scheme.weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
         if scheme.input_activations is not None and not scheme.input_activations.dynamic:
-            state["input_scale"] = torch.tensor([8 / 448])
+            state["input_scale"] = torch.tensor([STATIC_SCALE])
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         state = compressor.compress(state, scheme)
         exact = compressor.decompress(state, scheme)["weight"].float()
@@ -80,12 +82,50 @@ def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
     groups = {f"group_{i}": json.loads(scheme.model_dump_json(exclude_none=True)) for i, scheme in enumerate(made)}
     config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "config_groups": groups}
     config |= {"format": "mixed-precision", "ignore": ["lm_head"]}
-    return _qwen3(folder, write, config, num_hidden_layers=len(schemes))
+    made = _qwen3(folder, write, config, num_hidden_layers=len(schemes))
+    return _note_inputs(made, [scheme.get("input_activations") for scheme in schemes])
 
 
-def unquantized(folder: Path, exact: Callable[[str, Tensor], Tensor], layers: int) -> Path:
-    """A checkpoint that the engine itself quantises: `exact(name, weight)` is what comes of a weight."""
-    return _qwen3(folder, lambda name, w: ({f"{name}.weight": w}, exact(name, w)), None, num_hidden_layers=layers)
+def unquantized(
+    folder: Path, exact: Callable[[str, Tensor], Tensor], layers: int, inputs: dict[str, Any] | None = None
+) -> Path:
+    """A checkpoint that the engine itself quantises: `exact(name, weight)` is what comes of a weight, `inputs` how
+    activations are rounded.
+    """
+    made = _qwen3(folder, lambda name, w: ({f"{name}.weight": w}, exact(name, w)), None, num_hidden_layers=layers)
+    return _note_inputs(made, [inputs] * layers)
+
+
+def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Return transformers' model with the dequantised weights; the experts' inputs are rounded where the engine does."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "exact", dtype=dtype, attn_implementation="eager"
+    )
+    noted = folder / "exact" / "inputs.json"
+    for layer, inputs in enumerate(json.loads(noted.read_text()) if noted.exists() else []):
+        if inputs is not None:
+            rounds = rounding_of(QuantizationArgs(**inputs), torch.tensor(STATIC_SCALE))
+            mlp = model.model.layers[layer].mlp
+            mlp.experts = _RoundedExperts(mlp.experts, rounds)
+    return model.eval()
+
+
+class _RoundedExperts(torch.nn.Module):
+    """transformers' experts, which round what goes into each of their two projections."""
+
+    def __init__(self, experts: torch.nn.Module, rounds: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.experts, self.rounds = experts, rounds
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sums [tokens, hidden] of the chosen experts' outputs."""
+        result, rounded = torch.zeros_like(hidden_states), self.rounds(hidden_states)
+        for expert in top_k_index.unique():
+            token, place = torch.where(top_k_index == expert)
+            gate, up = (rounded[token] @ self.experts.gate_up_proj[expert].t()).chunk(2, -1)
+            wide = self.rounds(self.experts.act_fn(gate) * up) @ self.experts.down_proj[expert].t()
+            result.index_add_(0, token, (wide * top_k_weights[token, place, None]).to(result.dtype))
+        return result
 
 
 def gpt_oss(folder: Path) -> Path:
@@ -106,6 +146,16 @@ def gpt_oss(folder: Path) -> Path:
     config = json.loads((made / "config.json").read_text())
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     return _write(folder, tensors, exact, config, quantization)
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[2])
+
+
+def _note_inputs(folder: Path, inputs: list[dict[str, Any] | None]) -> Path:
+    """Write how each layer's experts round their inputs, for `exact_model`."""
+    (folder / "exact" / "inputs.json").write_text(json.dumps(inputs))
+    return folder
 
 
 def _qwen3(

@@ -35,11 +35,12 @@ LONG: dict[str, Any] = {"prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": Tru
 
 
 @contextlib.contextmanager
-def serve_demo(folder: Path, *arguments: str) -> Iterator[Server]:
-    """Serve the demo model until the block ends; `arguments` are further ones of ``vllm serve``."""
+def serve_demo(folder: Path, *arguments: str, **environ: str) -> Iterator[Server]:
+    """Serve the demo model until the block ends; `arguments` are further ones of ``vllm serve``, `environ` variables."""
     small = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
     python = os.environ.get("NPU_TEST_SERVER_PYTHON", sys.executable)
-    with Server(MODEL, *small, *arguments, log=folder / "server.log", python=python) as server:
+    options = {"log": folder / "server.log", "python": python, "environment": os.environ | environ}
+    with Server(MODEL, *small, *arguments, **options) as server:
         server.wait_until_ready(READY_TIMEOUT)
         yield server
 

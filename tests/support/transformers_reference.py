@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -19,10 +19,13 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 @torch.inference_mode()
-def next_token_logprobs(model: torch.nn.Module, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Return float32 [len(output), vocabulary]: the model's logprobs at each step of this continuation."""
+def next_token_logprobs(model: torch.nn.Module, prompt: list[int], output: list[int], **kept: Any) -> torch.Tensor:
+    """Return float32 [len(output), vocabulary]: the model's logprobs at each step of this continuation.
+
+    `kept`: further arguments of the model, such as the cache that it is to keep keys and values in.
+    """
     ids = torch.tensor([prompt + output[:-1]])
-    logits = model(ids).logits[0, len(prompt) - 1 :]
+    logits = model(ids, **kept).logits[0, len(prompt) - 1 :]
     return logits.float().log_softmax(-1)
 
 

@@ -1,0 +1,48 @@
+"""Every family of models in bfloat16 and float16: as near to float32 truth as transformers' own in that dtype.
+
+CI takes each family in bfloat16, which is the default, and a few in float16; the others are for the night.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.engine_run import EngineRun, run_scenarios
+from tests.support.families import FAMILIES
+
+FLOAT16_BY_DAY = ("llama", "mixtral", "granite_hybrid", "bert")
+WITHOUT_FLOAT16 = ("gemma2", "gemma3")  # vLLM refuses them: numerically unstable
+FLOAT16 = [
+    pytest.param("float16", name, marks=[] if name in FLOAT16_BY_DAY else pytest.mark.nightly)
+    for name in FAMILIES
+    if name not in WITHOUT_FLOAT16
+]
+Runs = dict[str, tuple[Path, EngineRun]]
+
+
+@pytest.fixture(scope="module")
+def runs(dtype: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The families that this session asks for in a dtype, one engine after the other in one process."""
+    asked = [item.callspec.params for item in request.session.items if item.path == request.path]
+    names = [params["name"] for params in asked if params["dtype"] == dtype]
+    folder = tmp_path_factory.mktemp(dtype)
+    made = {name: FAMILIES[name].make(folder / name) for name in names}
+    scenarios = [
+        {
+            "engine": FAMILIES[name].engine | {"model": str(model), "dtype": dtype},
+            "rounds": [FAMILIES[name].round(model)],
+        }
+        for name, model in made.items()
+    ]
+    return {name: (made[name], run) for name, run in zip(made, run_scenarios(folder, scenarios), strict=True)}
+
+
+@pytest.mark.parametrize(("dtype", "name"), [*(("bfloat16", name) for name in FAMILIES), *FLOAT16], scope="module")
+def test_family(dtype: str, name: str, runs: Runs) -> None:
+    (folder, run), family = runs[name], FAMILIES[name]
+    assert run.platform == "npu"
+    assert family.embeds or run.graphs_captured
+    family.assert_true(folder, getattr(torch, dtype), family.round(folder), run.rounds[0])
