@@ -111,6 +111,18 @@ void retain_pool(PoolId pool);
 void release_pool(PoolId pool);
 int count_pool_users(PoolId pool);
 
+class PoolUse {
+ public:
+  explicit PoolUse(PoolId pool) : id_(pool) { retain_pool(pool); }
+  ~PoolUse() { release_pool(id_); }
+  PoolUse(const PoolUse&) = delete;
+  PoolUse& operator=(const PoolUse&) = delete;
+  PoolId id() const { return id_; }
+
+ private:
+  const PoolId id_;
+};
+
 void free_device_memory(void* address);  // of whatever device
 
 }  // namespace npu

@@ -3,13 +3,61 @@
 #include <ATen/core/GraphImplInterface.h>
 #include <c10/core/AutogradState.h>
 
+#include <atomic>
 #include <fstream>
+#include <utility>
 
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
 
 namespace npu {
+namespace {
+
+// What a graph holds, and, while it is captured, the thread that captures: a graph may die on another thread.
+struct Capture {
+  explicit Capture(PoolId pool) : pool(pool) {}
+
+  const PoolUse pool;  // outlives what the nodes keep
+  Recording recording;
+  std::atomic<bool> is_abandoned{false};  // the graph is gone
+};
+
+// The capture of this thread.
+struct Capturing {
+  std::shared_ptr<Capture> capture;
+  PoolId pool_before = kDefaultPool;
+  bool threads_before = true;  // of autograd
+};
+thread_local Capturing capturing;
+
+void begin_capturing(std::shared_ptr<Capture> capture) {
+  // Autograd's own threads capture nothing: until the end the backward runs on this one.
+  auto& autograd = c10::AutogradState::get_tls_state();
+  capturing = {capture, thread_state.pool, autograd.get_multithreading_enabled()};
+  autograd.set_multithreading_enabled(false);
+  thread_state.pool = capture->pool.id();
+  thread_state.capture = &capture->recording;
+}
+
+void end_capturing() {
+  const Capturing ended = std::exchange(capturing, {});
+  thread_state.capture = nullptr;
+  thread_state.pool = ended.pool_before;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(ended.threads_before);
+}
+
+}  // namespace
+
+bool detail::has_graph() {
+  if (C10_LIKELY(!capturing.capture->is_abandoned.load(std::memory_order_relaxed))) return true;
+  end_capturing();
+  return false;
+}
+
+void record_node(std::unique_ptr<Node> node) {
+  if (is_capturing()) thread_state.capture->add(std::move(node));
+}
 
 void refuse_during_capture(std::string_view operation) {
   if (C10_LIKELY(!is_capturing())) return;
@@ -32,8 +80,12 @@ class Graph final : public at::GraphImplInterface {
   explicit Graph(const at::GraphImplArgs&) {}
 
   ~Graph() override {
-    if (capturing_) stop_capturing();
-    drop();
+    if (!capturing_) return;
+    if (capturing.capture == capture_) {
+      end_capturing();
+    } else {
+      capture_->is_abandoned = true;  // by another thread, which notices at its next launch
+    }
   }
 
   void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) override {
@@ -41,31 +93,27 @@ class Graph final : public at::GraphImplInterface {
     TORCH_CHECK(!capture_, "npu: this graph already holds a capture; call reset() first");
     check_device(thread_state.device);
     pool_ = pool.second ? pool.second : pool.first ? pool.first : new_pool_id();
-    retain_pool(pool_);
-    capture_ = std::make_unique<Recording>();
-    pool_before_ = std::exchange(thread_state.pool, pool_);
-    // Autograd's own threads capture nothing: until the end the backward runs on this one.
-    auto& autograd = c10::AutogradState::get_tls_state();
-    threads_before_ = autograd.get_multithreading_enabled();
-    autograd.set_multithreading_enabled(false);
-    thread_state.capture = capture_.get();
+    capture_ = std::make_shared<Capture>(pool_);
+    begin_capturing(capture_);
     capturing_ = true;
   }
 
   void capture_end() override {
     TORCH_CHECK(capturing_, "npu: capture_end() without capture_begin()");
-    TORCH_CHECK(thread_state.capture == capture_.get(), "npu: end the capture on the thread that began it");
-    stop_capturing();
+    TORCH_CHECK(capturing.capture == capture_, "npu: end the capture on the thread that began it");
+    end_capturing();
+    capturing_ = false;
   }
 
   void instantiate() override {}
 
   void replay() override {
     TORCH_CHECK(capture_ && !capturing_, "npu: replay() needs a captured graph");
-    TORCH_CHECK(capture_->broken_by().empty(), "npu: this graph cannot be replayed: its capture met ",
-                capture_->broken_by(), "; call reset() and capture again");
+    Recording& recording = capture_->recording;
+    TORCH_CHECK(recording.broken_by().empty(), "npu: this graph cannot be replayed: its capture met ", recording.broken_by(),
+                "; call reset() and capture again");
     TORCH_CHECK(!is_capturing(), "npu: replay() is not permitted while a graph is captured");
-    capture_->replay([](Node& node) {
+    recording.replay([](Node& node) {
       const auto device = c10::DeviceIndex(node.device());
       KernelScope inside(device, node.name().c_str());
       auto kernel = [&node] { node.run(); };
@@ -75,7 +123,7 @@ class Graph final : public at::GraphImplInterface {
 
   void reset() override {
     TORCH_CHECK(!capturing_, "npu: reset() during the capture; call capture_end() first");
-    drop();
+    capture_.reset();
   }
 
   c10::MempoolId_t pool() const override { return {0, pool_}; }
@@ -85,27 +133,12 @@ class Graph final : public at::GraphImplInterface {
     std::ofstream file(path);
     TORCH_CHECK(file, "npu: cannot write the graph to ", path);
     const Recording none;
-    (capture_ ? *capture_ : none).write_dot(file);
+    (capture_ ? capture_->recording : none).write_dot(file);
   }
 
  private:
-  void stop_capturing() {
-    thread_state.capture = nullptr;
-    thread_state.pool = pool_before_;
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(threads_before_);
-    capturing_ = false;
-  }
-
-  void drop() {
-    if (!capture_) return;
-    capture_.reset();  // its nodes let go of what they kept
-    release_pool(pool_);
-  }
-
-  std::unique_ptr<Recording> capture_;
+  std::shared_ptr<Capture> capture_;
   PoolId pool_ = kDefaultPool;
-  PoolId pool_before_ = kDefaultPool;
-  bool threads_before_ = true;
   bool capturing_ = false;
 };
 

@@ -1,6 +1,8 @@
 // Graphs: what a thread launches between capture_begin() and capture_end(), to be run again as it is.
 #pragma once
 
+#include <c10/macros/Macros.h>
+
 #include <memory>
 #include <string_view>
 
@@ -9,8 +11,15 @@
 
 namespace npu {
 
-inline bool is_capturing() { return thread_state.capture != nullptr; }
-inline void record_node(std::unique_ptr<Node> node) { thread_state.capture->add(std::move(node)); }
+namespace detail {
+bool has_graph();  // of the capture of this thread; without, the capture is over when this returns
+}
+
+// Whether this thread captures.
+inline bool is_capturing() { return C10_UNLIKELY(thread_state.capture != nullptr) && detail::has_graph(); }
+
+// The next launch of the graph under capture. Nothing happens when the capture ended while the kernel ran.
+void record_node(std::unique_ptr<Node> node);
 
 // Raises RuntimeError naming the operation when this thread captures: the graph could not repeat it.
 void refuse_during_capture(std::string_view operation);

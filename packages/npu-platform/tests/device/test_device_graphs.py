@@ -208,6 +208,39 @@ def test_error_inside_the_capture_leaves_a_clean_state() -> None:
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
+def test_a_graph_that_dies_on_another_thread_ends_the_capture() -> None:
+    x = torch.ones(4, device=DEVICE)
+    graphs = [torch.npu.NPUGraph()]
+    begun, gone = threading.Event(), threading.Event()
+    capturing, results = [], []
+
+    def capture() -> None:
+        graphs[0].capture_begin()
+        first = x + 1
+        capturing.append(torch.npu.is_current_stream_capturing())
+        begun.set()
+        gone.wait()
+        second = x + 2
+        capturing.append(torch.npu.is_current_stream_capturing())
+        results.append((first + second).tolist())
+        graph, third = captured(torch.neg, x)
+        graph.replay()
+        results.append(third.tolist())
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    begun.wait()
+    pool = graphs[0].pool()
+    graphs.clear()
+    gc.collect()
+    assert torch.npu.memory._C.pool_users(pool[1]) == 1, "the thread still allocates from the pool of its capture"
+    gone.set()
+    thread.join()
+    assert capturing == [True, False]
+    assert results == [[5.0] * 4, [-1.0] * 4]
+    assert not [segment for segment in torch.npu.memory_snapshot() if segment["segment_pool_id"] == pool]
+
+
 def test_replay_from_another_thread_lets_python_run() -> None:
     x = torch.randn(512, 512, device=DEVICE)
 
