@@ -1,6 +1,7 @@
 // Tensors and views: the ops that make or reshape npu tensors without computing.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -11,12 +12,14 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "aten/alias.h"
 #include "runtime/allocator.h"
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
+#include "runtime/resize.h"
 
 namespace npu {
 namespace {
@@ -71,13 +74,32 @@ Tensor unfold(const Tensor& self, int64_t dim, int64_t size, int64_t step) {
 }
 
 // ---- storage ----
+size_t bytes_for(const Tensor& tensor, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  const bool is_empty = std::any_of(size.begin(), size.end(), [](int64_t each) { return each <= 0; });
+  const bool is_wrong = offset < 0 || std::any_of(stride.begin(), stride.end(), [](int64_t each) { return each < 0; });
+  if (is_empty || is_wrong) return 0;
+  if (stride.size() == size.size()) return at::detail::computeStorageNbytes(size, stride, tensor.itemsize(), size_t(offset));
+  return at::detail::computeStorageNbytesContiguous(size, tensor.itemsize(), size_t(offset));
+}
+
+// Before PyTorch does it by itself, with a copy on the host that no stream and no graph knows of.
+void make_room(const c10::Storage& storage, size_t bytes) {
+  if (bytes > storage.nbytes()) resize_storage(*storage.unsafeGetStorageImpl(), bytes, "aten::resize_");
+}
+
 const Tensor& resize_(const Tensor& self, IntArrayRef size, optional<c10::MemoryFormat> format) {
-  const DeviceScope scope(self.device().index());
-  const MemoryScope open("a resize");
-  return at::native::resize_(self, size, format);
+  const auto before = int64_t(self.storage().nbytes());
+  if (self.sizes() != size) make_room(self.storage(), bytes_for(self, self.storage_offset(), size, {}));
+  at::native::resize_(self, size, format);
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    at::native::fill_resize_deterministic_(self, before);
+  }
+  return self;
 }
 Tensor& set_storage(Tensor& self, at::Storage source) { return at::native::set_(self, source); }
 Tensor& set_storage_strided(Tensor& self, at::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  if (self.sizes() != size || self.strides() != stride) make_room(source, bytes_for(self, offset, size, stride));
   return at::native::set_storage_cpu_(self, source, offset, size, stride);
 }
 Tensor& set_tensor(Tensor& self, const Tensor& source) { return at::native::set_tensor_(self, source); }

@@ -1,14 +1,11 @@
 // What PyTorch asks of an accelerator by name rather than by tensor.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include <algorithm>
-
-#include "runtime/allocator.h"
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
 #include "runtime/host_allocator.h"
-#include "runtime/launch.h"
+#include "runtime/resize.h"
 
 namespace npu {
 namespace {
@@ -49,14 +46,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex device) const override { return new_generator(device); }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-    DeviceScope on(impl->device().index());
-    MemoryScope open("a resize of a storage");
-    c10::DataPtr memory = device_allocator()->allocate(bytes);
-    const size_t kept = std::min(bytes, impl->nbytes());
-    submit_copy(memory.get(), impl->data(), kept);
-    impl->set_data_ptr_noswap(std::move(memory));
-    impl->set_nbytes(bytes);
+    resize_storage(*storage.unsafeGetStorageImpl(), bytes, "resize_");
   }
 };
 

@@ -66,6 +66,37 @@ def test_torchs_own_graph_class_records_the_same() -> None:
     assert torch.equal(x, before + 2)
 
 
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda y: y.resize_(8192),
+        lambda y: y.untyped_storage().resize_(1 << 16),
+        lambda y: y.set_(y.untyped_storage(), 0, (8192,), (1,)),
+    ],
+    ids=["resize_", "storage", "set_"],
+)
+def test_what_a_tensor_held_when_it_grew_is_copied_at_each_replay(grow) -> None:
+    x = torch.ones(8, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        y = x + 1
+        grow(y)
+        return y[:8] * 2
+
+    graph, result = captured(step)
+    x.fill_(5)
+    graph.replay()
+    assert result.tolist() == [12.0] * 8
+
+
+def test_a_tensor_without_data_grows_within_a_graph() -> None:
+    x, target = torch.ones(8, device=DEVICE), torch.empty(0, device=DEVICE)
+    graph, _ = captured(lambda: target.resize_(8).copy_(x))
+    x.fill_(5)
+    graph.replay()
+    assert target.tolist() == [5.0] * 8
+
+
 def test_indices_are_read_at_each_replay() -> None:
     table, places = torch.arange(8.0, device=DEVICE) * 10, torch.tensor([1, 2], device=DEVICE)
     graph = torch.npu.NPUGraph()
@@ -87,6 +118,8 @@ def test_indices_are_read_at_each_replay() -> None:
         (lambda x: x.nonzero(), "aten::nonzero"),
         (lambda x: torch.equal(x, x), "aten::equal"),
         (lambda x: x[x > 0], "aten::(nonzero|index)"),
+        (lambda x: x.resize_(4096), "resize_"),
+        (lambda x: x.untyped_storage().resize_(1 << 16), "resize_"),
     ],
 )
 def test_what_a_replay_could_not_repeat_is_refused_by_name(operation, name: str) -> None:

@@ -188,9 +188,11 @@ def test_09_queues_carry_npu_tensors() -> None:
 
 
 def test_10_everything_that_computes_goes_through_one_door() -> None:
-    x = torch.ones(4, device=DEVICE)
+    x, grows = torch.ones(4, device=DEVICE), torch.ones(4, device=DEVICE)
     for operation in (
         lambda: x + 1,
+        lambda: grows.resize_(4096),
+        lambda: grows.untyped_storage().resize_(1 << 16),
         x.zero_,
         lambda: x.copy_(torch.ones(4)),
         x.cpu,
