@@ -21,6 +21,7 @@ using c10::StorageImpl;
 using c10::TensorImpl;
 
 constexpr size_t kPooled = 64;  // aliases kept for reuse, by thread
+constexpr size_t kFew = 256;    // tensors that are looked for one by one, which takes no longer than a table up to here
 
 const DispatchKeySet kLazyBits({DispatchKey::Conjugate, DispatchKey::Negative});
 
@@ -116,7 +117,9 @@ at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
   if (impl->device_type() != kNpu) {
     if (impl->device_type() == c10::kCPU) {
       host_beside_ |= impl->dim() > 0;
-      if (impl->has_storage()) host_.push_back(storage_of(*impl));
+      if (!impl->has_storage()) return tensor;
+      host_.push_back(storage_of(*impl));
+      host_is_sorted_ = false;
     }
     return tensor;
   }
@@ -128,9 +131,9 @@ at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
   TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage(), "npu: this kind of tensor has no storage that a CPU kernel could use");
   StorageImpl* storage = storage_of(*impl);
   c10::Storage aliased;
-  for (const Entry& entry : entries_) {
-    if (entry.original.get() == impl) return at::Tensor(entry.alias);
-    if (storage_of(*entry.original) == storage) aliased = entry.alias->unsafe_storage();
+  if (const Entry* entry = find(&Entry::original, impl, storage)) {
+    if (entry->original.get() == impl) return at::Tensor(entry->alias);
+    aliased = entry->alias->unsafe_storage();
   }
   if (!aliased) {
     c10::DataPtr memory = C10_LIKELY(kind_ == Kind::memory) ? borrowed(storage->mutable_data())
@@ -142,6 +145,39 @@ at::Tensor Aliases::of(const at::Tensor& tensor, bool is_written) {
   auto alias = alias_impl(*impl, std::move(aliased));
   entries_.push_back({tensor.getIntrusivePtr(), alias});
   return at::Tensor(std::move(alias));
+}
+
+// The entry of this tensor, else the first one whose tensor lies on this storage, else nullptr.
+const Aliases::Entry* Aliases::find(Side side, const TensorImpl* impl, const StorageImpl* storage) {
+  if (C10_UNLIKELY(entries_.size() > kFew)) return look_up(side, impl, storage);
+  const Entry* sharing = nullptr;
+  for (const Entry& entry : entries_) {
+    const TensorImpl* here = (entry.*side).get();
+    if (here == impl) return &entry;
+    if (!sharing && storage_of(*here) == storage) sharing = &entry;
+  }
+  return sharing;
+}
+
+// The same where each of many tensors would have to be compared with each: the parameters of an optimizer.
+const Aliases::Entry* Aliases::look_up(Side side, const TensorImpl* impl, const StorageImpl* storage) {
+  if (!tables_) tables_ = std::make_unique<Tables>();
+  Table& table = side == &Entry::alias ? tables_->aliases : tables_->originals;
+  if (table.size == 0) table.places.reserve(4 * entries_.size());
+  for (; table.size < entries_.size(); ++table.size) {
+    const TensorImpl* here = (entries_[table.size].*side).get();
+    table.places.emplace(here, table.size);
+    table.places.emplace(storage_of(*here), table.size);
+  }
+  auto found = table.places.find(impl);
+  if (found == table.places.end()) found = table.places.find(storage);
+  return found == table.places.end() ? nullptr : &entries_[found->second];
+}
+
+bool Aliases::is_of_host(const StorageImpl* storage) {
+  if (C10_LIKELY(host_.size() <= kFew)) return std::find(host_.begin(), host_.end(), storage) != host_.end();
+  if (!std::exchange(host_is_sorted_, true)) std::sort(host_.begin(), host_.end());
+  return std::binary_search(host_.begin(), host_.end(), storage);
 }
 
 void Aliases::check_one_device(const char* operation) const {
@@ -156,13 +192,10 @@ at::Tensor Aliases::to_npu(at::Tensor&& result) {
   TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage() && !c10::isQIntType(result.scalar_type()),
                               "npu: its tensors are dense and not quantized, and this op gives a tensor of layout ",
                               result.layout(), " and dtype ", result.scalar_type(), "; take the tensor to the CPU first, with .cpu()");
-  for (const Entry& entry : entries_) {
-    if (entry.alias.get() == impl) return at::Tensor(entry.original);
+  if (const Entry* entry = find(&Entry::alias, impl, storage_of(*impl))) {
+    return entry->alias.get() == impl ? at::Tensor(entry->original) : view_of(*entry, *impl);
   }
-  for (const Entry& entry : entries_) {
-    if (storage_of(*entry.alias) == storage_of(*impl)) return view_of(entry, *impl);
-  }
-  if (std::find(host_.begin(), host_.end(), storage_of(*impl)) != host_.end()) return std::move(result);
+  if (is_of_host(storage_of(*impl))) return std::move(result);
   return kind_ == Kind::memory ? adopt(std::move(result)) : materialize(result);
 }
 
@@ -258,11 +291,8 @@ void Aliases::recycle(Entry& entry) {
     return;
   }
   auto storage = intrusive_ptr<StorageImpl>::reclaim(Fields::storage(alias).unsafeReleaseStorageImpl());
-  const bool shared_here = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
-    return &other != &entry && other.alias && other.alias->unsafe_storage() && storage_of(*other.alias) == storage.get();
-  });
   if (storage.use_count() > 1) {
-    if (!shared_here) keep_memory(storage.get());  // a tensor that the kernel kept lies on it
+    keep_memory(storage.get());  // a tensor that the kernel kept lies on it, or an alias whose turn is to come
   } else if (pooled.storages.size() < kPooled) {
     storage->set_data_ptr_noswap(borrowed(nullptr));
     pooled.storages.push_back(std::move(storage));

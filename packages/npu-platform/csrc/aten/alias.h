@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "faults/watch.h"
@@ -49,6 +51,18 @@ class Aliases {
     c10::intrusive_ptr<c10::TensorImpl> alias;
   };
 
+  using Side = c10::intrusive_ptr<c10::TensorImpl> Entry::*;
+  struct Table {  // entries by their tensor on one side, and by its storage
+    std::unordered_map<const void*, size_t> places;
+    size_t size = 0;  // entries that are in it
+  };
+  struct Tables {
+    Table originals, aliases;
+  };
+
+  const Entry* find(Side side, const c10::TensorImpl* impl, const c10::StorageImpl* storage);
+  const Entry* look_up(Side side, const c10::TensorImpl* impl, const c10::StorageImpl* storage);
+  bool is_of_host(const c10::StorageImpl* storage);
   at::Tensor view_of(const Entry& entry, const c10::TensorImpl& result);
   at::Tensor adopt(at::Tensor&& result);
   at::Tensor materialize(const at::Tensor& result);
@@ -57,7 +71,9 @@ class Aliases {
 
   const Kind kind_;
   c10::SmallVector<Entry, 8> entries_;
+  std::unique_ptr<Tables> tables_;  // where there are many
   c10::SmallVector<const c10::StorageImpl*, 4> host_;  // of the CPU arguments
+  bool host_is_sorted_ = false;
   c10::DeviceIndex device_ = -1;
   bool host_beside_ = false;
 };

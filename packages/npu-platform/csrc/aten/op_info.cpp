@@ -1,8 +1,12 @@
 #include "aten/op_info.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <string_view>
 #include <unordered_map>
+
+#include "runtime/driver.h"
 
 namespace npu {
 namespace {
@@ -81,13 +85,40 @@ OpInfo inspect(const c10::OperatorHandle& op) {
   return info;
 }
 
+// Operators that were ever registered: what is known of one is in doubt when there are more, since a schema may lie where that of
+// another was.
+std::atomic<uint64_t> registrations{0};
+
+struct Listener final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override { registrations.fetch_add(1, std::memory_order_relaxed); }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+};
+
+[[maybe_unused]] const auto* listening =
+    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+
+struct Known {
+  std::unique_ptr<OpInfo> info;
+  uint64_t as_of = 0;
+};
+
+void renew(Known& known, const c10::OperatorHandle& op, uint64_t now) {
+  auto info = std::make_unique<OpInfo>(inspect(op));
+  known.as_of = now;
+  if (known.info && *known.info == *info) return;
+  known.info.release();  // leaked: a call of the old op may be under way on this thread
+  known.info = std::move(info);
+}
+
 }  // namespace
 
 const OpInfo& info_of(const c10::OperatorHandle& op) {
-  static thread_local std::unordered_map<const c10::FunctionSchema*, OpInfo> known;
-  auto found = known.find(&op.schema());
-  if (found == known.end()) found = known.emplace(&op.schema(), inspect(op)).first;
-  return found->second;
+  static thread_local std::unordered_map<const c10::FunctionSchema*, Known> known;
+  Known& found = known[&op.schema()];
+  const uint64_t now = registrations.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(!found.info || found.as_of != now)) renew(found, op, now);
+  if (C10_UNLIKELY(!computes())) found.info->has_shapes = has_shape_function(op);  // one may be registered at any time
+  return *found.info;
 }
 
 bool has_own_out(const OpInfo& info) {

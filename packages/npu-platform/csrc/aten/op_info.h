@@ -19,9 +19,12 @@ struct OpInfo {
   std::vector<bool> is_written;       // by argument
   std::vector<c10::OperatorHandle> outs;  // where PyTorch composes the op of its out= variant: those that it may be
   std::string name;
+
+  bool operator==(const OpInfo&) const = default;
 };
 
-// Found out once per thread. Raises NotImplementedError for an op without a CPU kernel.
+// Found out once per thread, and again when an op has been registered since, perhaps in place of another. Raises
+// NotImplementedError for an op without a CPU kernel.
 const OpInfo& info_of(const c10::OperatorHandle& op);
 
 // Whether somebody registered a kernel for the out= variant: it serves the whole op, as on any device.
