@@ -5,6 +5,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "aten/alias.h"
 #include "aten/fallback.h"
@@ -74,10 +76,14 @@ py::dict host_memory_stats() {
 // The memory of a process in a pool of its own, for torch.npu.use_mem_pool().
 class PoolScope {
  public:
-  explicit PoolScope(npu::PoolId pool) : previous_(std::exchange(npu::thread_state.pool, pool)) {}
-  void leave() { npu::thread_state.pool = previous_; }
+  explicit PoolScope(npu::PoolId pool) : use_(std::in_place, pool), previous_(std::exchange(npu::thread_state.pool, pool)) {}
+  void leave() {
+    npu::thread_state.pool = previous_;
+    use_.reset();
+  }
 
  private:
+  std::optional<npu::PoolUse> use_;
   npu::PoolId previous_;
 };
 
@@ -144,8 +150,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("reset_peak_host_memory_stats", [] { npu::host_allocator()->reset_peak_stats(); });
   m.def("reset_accumulated_host_memory_stats", [] { npu::host_allocator()->reset_accumulated_stats(); });
   m.def("new_pool_id", &npu::new_pool_id);
-  m.def("retain_pool", &npu::retain_pool);
-  m.def("release_pool", &npu::release_pool);
+  m.def("retain_pool", [](npu::PoolId pool) { npu::retain_pool(pool); });
+  m.def("release_pool", [](npu::PoolId pool) { npu::release_pool(pool); });
+  // What PyTorch offers to C++ alone, for tests.
+  m.def("_empty_cache_of_pool", [](npu::PoolId pool) { c10::getDeviceAllocator(npu::kNpu)->emptyCache({0, pool}); });
   m.def("pool_users", &npu::count_pool_users);
   py::class_<PoolScope>(m, "PoolScope").def(py::init<npu::PoolId>()).def("leave", &PoolScope::leave);
 

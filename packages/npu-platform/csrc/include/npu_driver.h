@@ -116,7 +116,7 @@ typedef struct npu_driver {
   int (*num_threads)(void);
   npu_status (*set_num_threads)(int threads); /* the caller's included; at least 1 */
   /* body(ctx, begin, end) over [begin, end) in chunks of at least `grain`, from several threads; returns when all are done.
-     A call inside a body runs on its caller alone. */
+     A call inside a body runs on its caller alone. A body lets no exception out. */
   void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx);
 
   const npu_memory_check* memory_check; /* NULL: NPU_DEBUG=memory is refused */

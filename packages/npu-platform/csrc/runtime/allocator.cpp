@@ -91,9 +91,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   }
 
   bool initialized() override { return device_count_or_zero() > 0; }
-  void emptyCache(c10::MempoolId_t) override {
-    for (int i = 0; i < device_count(); ++i) CachingAllocator::of(c10::DeviceIndex(i)).release_cached();
-  }
+  void emptyCache(c10::MempoolId_t pool) override { release_cached_of_all(pool_of(pool)); }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}  // see record_stream
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     return CachingAllocator::of(device).stats();

@@ -5,17 +5,14 @@ namespace npu {
 
 size_t CachingAllocator::size_of(const void* address) {
   std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) return slab->slot;
+  if (Slab* slab = slab_at(address)) return slab->requested_at(address) ? slab->slot : 0;
   Block* block = block_at(address);
   return block ? block->counted : 0;
 }
 
 size_t CachingAllocator::requested_of(const void* address) {
   std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) {
-    const uint32_t index = slab->index_of(address);
-    return slab->is_free(index) ? 0 : slab->requested[index];
-  }
+  if (Slab* slab = slab_at(address)) return slab->requested_at(address);
   Block* block = block_at(address);
   return block ? block->requested : 0;
 }
@@ -26,7 +23,7 @@ std::vector<std::pair<void*, size_t>> CachingAllocator::live() {
   for (auto& [id, pool] : pools_) {
     for (Slab* slab : pool->slabs) {
       for (uint32_t index = 0; index < slab->requested.size(); ++index) {
-        if (!slab->is_free(index)) all.emplace_back(slab->address + index * slab->slot, slab->requested[index]);
+        if (slab->requested[index]) all.emplace_back(slab->address + index * slab->slot, slab->requested[index]);
       }
     }
   }

@@ -14,9 +14,14 @@ namespace {
 std::array<std::atomic<CachingAllocator*>, NPU_MAX_DEVICES> allocators;
 std::mutex creation;
 
+struct Users {
+  int all = 0;
+  int graphs = 0;  // of them
+};
+
 struct PoolUsers {
-  std::mutex mutex;
-  std::unordered_map<PoolId, int> count;
+  std::mutex mutex;  // taken under that of an allocator
+  std::unordered_map<PoolId, Users> of;
 };
 
 PoolUsers& pool_users() {
@@ -26,17 +31,17 @@ PoolUsers& pool_users() {
 
 void before_fork() {
   creation.lock();
-  pool_users().mutex.lock();
   for (auto& entry : allocators) {
     if (auto* allocator = entry.load()) allocator->mutex().lock();
   }
+  pool_users().mutex.lock();
 }
 
 void unlock_all() {
+  pool_users().mutex.unlock();
   for (auto& entry : allocators) {
     if (auto* allocator = entry.load()) allocator->mutex().unlock();
   }
-  pool_users().mutex.unlock();
   creation.unlock();
 }
 
@@ -69,18 +74,22 @@ PoolId new_pool_id() {
   return next.fetch_add(1);
 }
 
-void retain_pool(PoolId pool) {
+void retain_pool(PoolId pool, PoolUser user) {
   auto& users = pool_users();
   std::lock_guard lock(users.mutex);
-  users.count[pool]++;
+  Users& here = users.of[pool];
+  here.all++;
+  here.graphs += user == PoolUser::graph;
 }
 
-void release_pool(PoolId pool) {
+void release_pool(PoolId pool, PoolUser user) {
   {
     auto& users = pool_users();
     std::lock_guard lock(users.mutex);
-    if (--users.count[pool] > 0) return;
-    users.count.erase(pool);
+    Users& here = users.of[pool];
+    here.graphs -= user == PoolUser::graph;
+    if (--here.all > 0) return;
+    users.of.erase(pool);
   }
   for (auto& entry : allocators) {
     if (auto* allocator = entry.load()) allocator->merge_pool(pool);
@@ -90,8 +99,21 @@ void release_pool(PoolId pool) {
 int count_pool_users(PoolId pool) {
   auto& users = pool_users();
   std::lock_guard lock(users.mutex);
-  const auto found = users.count.find(pool);
-  return found == users.count.end() ? 0 : found->second;
+  const auto found = users.of.find(pool);
+  return found == users.of.end() ? 0 : found->second.all;
+}
+
+bool is_replayed(PoolId pool) {
+  auto& users = pool_users();
+  std::lock_guard lock(users.mutex);
+  const auto found = users.of.find(pool);
+  return found != users.of.end() && found->second.graphs > 0;
+}
+
+void release_cached_of_all(PoolId pool) {
+  for (auto& entry : allocators) {
+    if (auto* allocator = entry.load()) allocator->release_cached(pool);
+  }
 }
 
 void free_device_memory(void* address) {

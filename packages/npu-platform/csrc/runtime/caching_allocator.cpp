@@ -38,11 +38,10 @@ bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const 
 }
 
 CachingAllocator::CachingAllocator(c10::DeviceIndex device) : device_(device), fenced_(config().check_memory) {
-  void* base = nullptr;
-  size_t span = 0, free = 0;
-  check(driver().memory_range(device, &base, &span));
+  size_t free = 0;
   check(driver().memory_info(device, &free, &limit_));
-  base_ = static_cast<char*>(base);
+  const auto [base, span] = detail::open_range(device);
+  base_ = base;
   slabs_.resize(span / NPU_MEMORY_GRANULE);
   default_pool_ = &pool(kDefaultPool);
 }
@@ -73,15 +72,16 @@ void* CachingAllocator::take_watched(size_t bytes, PoolId id) {
 
 void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
+  if (bytes > slabs_.size() * NPU_MEMORY_GRANULE) out_of_memory(bytes);  // sums of larger ones could overflow
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
   return bytes <= kLargestSlot && !fenced_ ? allocate_small(bytes, from) : allocate_large(bytes, from);
 }
 
 void CachingAllocator::give_back(void* address) {
   std::lock_guard lock(mutex_);
-  if (Slab* slab = slab_at(address)) return free_small(slab, address);
+  if (Slab* slab = slab_at(address); slab && slab->requested_at(address)) return free_small(slab, address);
   Block* block = block_at(address);
-  TORCH_INTERNAL_ASSERT(block, "npu: free of an address that was not allocated");
+  TORCH_CHECK_VALUE(block, "npu: ", address, " is not the address of memory in use: it was freed before, or never allocated");
   free_large(block);
 }
 
@@ -110,7 +110,7 @@ void CachingAllocator::free_small(Slab* slab, void* address) {
   const uint32_t index = slab->index_of(address);
   if (slab->free_slots.empty()) slab->pool->open[slab->size_class].push_back(slab);
   slab->free_slots.push_back(index);
-  count(slab->slot, slab->requested[index], /*small=*/true, /*allocated=*/false);
+  count(slab->slot, std::exchange(slab->requested[index], 0), /*small=*/true, /*allocated=*/false);
 }
 
 CachingAllocator::Slab* CachingAllocator::new_slab(unsigned cls, size_t slot, Pool& pool) {
@@ -240,7 +240,7 @@ CachingAllocator::Block* CachingAllocator::merge_with_neighbours(Block* block) {
   return block;
 }
 
-// Fresh memory; when there is none left, what the default pool has cached is given back first.
+// Fresh memory; when there is none left, what is cached is given back first.
 void* CachingAllocator::map(size_t bytes) {
   void* address = nullptr;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -254,8 +254,7 @@ void* CachingAllocator::map(size_t bytes) {
     }
     if (attempt == 0) {
       stats_.num_alloc_retries++;
-      release_slabs(*default_pool_);
-      release_blocks(*default_pool_);
+      for (auto& [id, pool] : pools_) release(*pool);
     }
   }
   return nullptr;
@@ -270,10 +269,16 @@ void CachingAllocator::unmap(char* address, size_t bytes) {
   stats_.num_device_free++;
 }
 
-void CachingAllocator::release_cached() {
+void CachingAllocator::release_cached(PoolId id) {
   std::lock_guard lock(mutex_);
-  release_slabs(*default_pool_);
-  release_blocks(*default_pool_);
+  if (const auto found = pools_.find(id); found != pools_.end()) release(*found->second);
+}
+
+// But not where a replay writes to what is free, or finds fences in it.
+void CachingAllocator::release(Pool& pool) {
+  if (is_replayed(pool.id) || keeps_layout(pool)) return;
+  release_slabs(pool);
+  release_blocks(pool);
 }
 
 void CachingAllocator::release_slabs(Pool& pool) {

@@ -37,7 +37,7 @@ class CachingAllocator {
   std::string broken_fences();
   void renew_fences();                        // the contents of the memory are gone, those of the fences too
 
-  void release_cached();                      // gives free memory of the default pool back to the driver
+  void release_cached(PoolId pool);           // gives its free memory back to the driver, but of a pool that graphs replay in
   void merge_pool(PoolId pool);               // its blocks belong to the default pool from now on
   void set_limit(size_t bytes);
   size_t limit();
@@ -83,6 +83,7 @@ class CachingAllocator {
   void free_large(Block* block);
   void* map(size_t bytes);
   void unmap(char* address, size_t bytes);
+  void release(Pool& pool);
   void release_slabs(Pool& pool);
   void release_blocks(Pool& pool);
   Slab*& slab_at(const void* address);
@@ -105,22 +106,28 @@ class CachingAllocator {
   c10::CachingDeviceAllocator::DeviceStats stats_;
 };
 
-// Graphs that allocate from a private pool hold it; with the last one it merges into the default pool.
+void release_cached_of_all(PoolId pool);  // devices
+
+// Who allocates from a private pool holds it; with the last one it merges into the default pool.
+enum class PoolUser { graph, other };
 PoolId new_pool_id();
-void retain_pool(PoolId pool);
-void release_pool(PoolId pool);
+inline PoolId pool_of(c10::MempoolId_t id) { return id.second ? id.second : id.first; }  // PyTorch's name of one
+void retain_pool(PoolId pool, PoolUser user = PoolUser::other);
+void release_pool(PoolId pool, PoolUser user = PoolUser::other);
 int count_pool_users(PoolId pool);
+bool is_replayed(PoolId pool);  // a graph holds it
 
 class PoolUse {
  public:
-  explicit PoolUse(PoolId pool) : id_(pool) { retain_pool(pool); }
-  ~PoolUse() { release_pool(id_); }
+  explicit PoolUse(PoolId pool, PoolUser user = PoolUser::other) : id_(pool), user_(user) { retain_pool(pool, user); }
+  ~PoolUse() { release_pool(id_, user_); }
   PoolUse(const PoolUse&) = delete;
   PoolUse& operator=(const PoolUse&) = delete;
   PoolId id() const { return id_; }
 
  private:
   const PoolId id_;
+  const PoolUser user_;
 };
 
 void free_device_memory(void* address);  // of whatever device

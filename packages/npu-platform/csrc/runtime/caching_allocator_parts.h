@@ -16,9 +16,13 @@ struct CachingAllocator::Slab {
   unsigned size_class;
   size_t slot;
   std::vector<uint32_t> free_slots;
-  std::vector<uint32_t> requested;  // by slot
+  std::vector<uint32_t> requested;  // by slot; 0: it is free
   uint32_t index_of(const void* at) const { return uint32_t(size_t(static_cast<const char*>(at) - address) / slot); }
-  bool is_free(uint32_t index) const { return std::find(free_slots.begin(), free_slots.end(), index) != free_slots.end(); }
+  // Bytes that were asked for, 0 for what is not the start of a slot in use.
+  uint32_t requested_at(const void* at) const {
+    const uint32_t index = index_of(at);
+    return at == address + index * slot ? requested[index] : 0;
+  }
   size_t live() const { return NPU_MEMORY_GRANULE / slot - free_slots.size(); }
 };
 

@@ -19,8 +19,8 @@ int device_count_or_zero() noexcept {
   }
 }
 
-void refuse_device(c10::DeviceIndex index) {
-  TORCH_CHECK(false, "npu: invalid device ordinal ", int(index), ": ", device_count(),
+void refuse_device(int index) {
+  TORCH_CHECK(false, "npu: invalid device ordinal ", index, ": ", device_count(),
               " visible; see NPU_SIMULATOR_DEVICES and NPU_VISIBLE_DEVICES");
 }
 

@@ -10,9 +10,9 @@ namespace npu {
 
 int device_count();            // raises on a bad environment
 int device_count_or_zero() noexcept;
-[[noreturn]] void refuse_device(c10::DeviceIndex index);
+[[noreturn]] void refuse_device(int index);
 // Raises when there is no such device.
-inline void check_device(c10::DeviceIndex index) {
+inline void check_device(int index) {
   if (C10_LIKELY(index >= 0 && index < detail::device_count)) return;
   if (index < 0 || index >= device_count()) refuse_device(index);
 }

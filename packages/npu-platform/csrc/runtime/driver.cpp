@@ -23,6 +23,16 @@ namespace {
 
 std::mutex opening;
 
+// A child that was forked while a thread of its parent brought the driver up has half a driver.
+std::atomic<int> threads_opening{0};
+bool was_cut_by_fork = false;
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { was_cut_by_fork |= threads_opening > 0; });
+
+struct OpeningScope {
+  OpeningScope() { ++threads_opening; }
+  ~OpeningScope() { --threads_opening; }
+};
+
 void check_open(npu_status status, const npu_driver& driver) { TORCH_CHECK(status == NPU_OK, driver.last_error()); }
 
 const npu_driver* load(const std::string& path) {
@@ -85,16 +95,11 @@ const npu_driver* choose(const DriverChoice& choice) {
   return nullptr;
 }
 
-void find_devices(const npu_driver& driver) {
+void count_devices(const npu_driver& driver) {
   int count = 0;
   check_open(driver.device_count(&count), driver);
   TORCH_CHECK(count >= 0 && count <= NPU_MAX_DEVICES, "the npu driver '", driver.name, "' has ", count,
               " devices; at most ", NPU_MAX_DEVICES, " can be used: hide some with NPU_VISIBLE_DEVICES");
-  for (int i = 0; i < count; ++i) {
-    void* base = nullptr;
-    check_open(driver.memory_range(i, &base, &ranges[size_t(i)].span), driver);
-    ranges[size_t(i)].base = static_cast<const char*>(base);
-  }
   device_count = count;
 }
 
@@ -121,15 +126,33 @@ decltype(auto) from_environment(Read read) {
 }  // namespace
 
 const npu_driver& open_driver() {
+  TORCH_CHECK(!was_cut_by_fork, "npu: this process was forked while another thread brought up the device, of which it has a part: "
+              "use the device before the fork or after it, or start processes with 'spawn'");
+  const OpeningScope scope;
   std::lock_guard lock(opening);
   if (const npu_driver* open = driver.load()) return *open;
   const Config& settings = from_environment([]() -> const Config& { return config(); });
   const npu_driver& chosen = chosen_driver();
   check_open(chosen.initialize(driver_choice().options.c_str()), chosen);
-  find_devices(chosen);
+  count_devices(chosen);
   watch(settings, chosen);
   driver.store(&chosen, std::memory_order_release);
   return chosen;
+}
+
+std::pair<char*, size_t> open_range(int device) {
+  void* base = nullptr;
+  size_t span = 0;
+  check(npu::driver().memory_range(device, &base, &span));
+  DeviceRange& range = ranges[size_t(device)];
+  range.base.store(static_cast<char*>(base), std::memory_order_relaxed);
+  range.span.store(span, std::memory_order_release);
+  return {static_cast<char*>(base), span};
+}
+
+void refuse_lost_launch(const char* kernel) {
+  TORCH_CHECK(false, "the npu driver '", npu::driver().name, "' reports the launch of ", kernel,
+              " as done and has not run it: launch() must call run(closure) before it returns NPU_OK; see npu_driver.h");
 }
 
 }  // namespace detail
@@ -163,6 +186,27 @@ void wait_for_stream(c10::DeviceIndex device) {
   check(driver().stream_synchronize(device, thread_state.stream[size_t(device)]));
 }
 
+namespace {
+
+// A loop whose body may throw, which the driver, C code perhaps, must not see.
+struct Loop {
+  void (*body)(void* ctx, int64_t begin, int64_t end);
+  void* ctx;
+  std::atomic<bool> has_failed;
+  std::exception_ptr error;  // the first: written by the thread that set has_failed
+
+  void run(int64_t begin, int64_t end) noexcept {
+    if (C10_UNLIKELY(has_failed.load(std::memory_order_relaxed))) return;
+    try {
+      body(ctx, begin, end);
+    } catch (...) {
+      if (!has_failed.exchange(true)) error = std::current_exception();
+    }
+  }
+};
+
+}  // namespace
+
 int num_threads() {
   const auto& cores = driver();
   return cores.num_threads ? cores.num_threads() : 1;
@@ -176,8 +220,14 @@ void set_num_threads(int threads) {
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx) {
   const auto& cores = driver();
-  if (cores.parallel_for) return cores.parallel_for(begin, end, grain, body, ctx);
-  if (begin < end) body(ctx, begin, end);
+  if (!cores.parallel_for) {
+    if (begin < end) body(ctx, begin, end);
+    return;
+  }
+  Loop loop{body, ctx, {}, {}};
+  auto run = [](void* loop, int64_t from, int64_t to) { static_cast<Loop*>(loop)->run(from, to); };
+  cores.parallel_for(begin, end, grain, run, &loop);
+  if (C10_UNLIKELY(loop.error != nullptr)) std::rethrow_exception(std::move(loop.error));
 }
 
 }  // namespace npu

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <utility>
 
 #include "include/npu_driver.h"
 #include "runtime/thread_state.h"
@@ -17,8 +18,8 @@ namespace npu {
 namespace detail {
 
 struct DeviceRange {
-  const char* base = nullptr;
-  size_t span = 0;
+  std::atomic<char*> base{nullptr};
+  std::atomic<size_t> span{0};  // 0 until open_range()
 };
 
 extern std::atomic<const npu_driver*> driver;
@@ -26,6 +27,8 @@ extern std::array<DeviceRange, NPU_MAX_DEVICES> ranges;
 extern int device_count;
 
 const npu_driver& open_driver();  // raises RuntimeError for a driver that cannot be had, and again at each call
+std::pair<char*, size_t> open_range(int device);  // asks the driver, for device_of() as well; of a device that is used, alone
+[[noreturn]] void refuse_lost_launch(const char* kernel);
 
 }  // namespace detail
 
@@ -51,7 +54,8 @@ inline c10::DeviceIndex device_of(const void* address) {
   if (!is_initialized()) return -1;
   for (int i = 0; i < detail::device_count; ++i) {
     const auto& range = detail::ranges[size_t(i)];
-    if (size_t(static_cast<const char*>(address) - range.base) < range.span) return c10::DeviceIndex(i);
+    const size_t span = range.span.load(std::memory_order_acquire);
+    if (size_t(static_cast<const char*>(address) - range.base.load(std::memory_order_relaxed)) < span) return c10::DeviceIndex(i);
   }
   return -1;
 }
@@ -62,10 +66,12 @@ template <class Kernel>
 void submit(c10::DeviceIndex device, const char* name, Kernel& kernel) {
   struct Call {
     Kernel* kernel;
+    bool has_run;
     std::exception_ptr error;
-  } call{&kernel, nullptr};
+  } call{&kernel, false, nullptr};
   auto run = [](void* closure) noexcept {
     auto& call = *static_cast<Call*>(closure);
+    call.has_run = true;
     try {
       (*call.kernel)();
     } catch (...) {
@@ -75,6 +81,7 @@ void submit(c10::DeviceIndex device, const char* name, Kernel& kernel) {
   const npu_status status = driver().launch(device, thread_state.stream[size_t(device)], name, run, &call);
   if (C10_UNLIKELY(call.error != nullptr)) std::rethrow_exception(std::move(call.error));
   if (C10_UNLIKELY(status != NPU_OK)) check(status);
+  if (C10_UNLIKELY(!call.has_run) && computes()) detail::refuse_lost_launch(name);
 }
 
 // Copies bytes on the thread's current stream, memory of the host and of devices alike.
@@ -86,6 +93,7 @@ void wait_for_stream(c10::DeviceIndex device);
 // The cores that host code runs on; without cores of its own a driver leaves it to the calling thread.
 int num_threads();
 void set_num_threads(int threads);
+// Raises the first exception that leaves a body, when all bodies have ended.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx);
 
 }  // namespace npu

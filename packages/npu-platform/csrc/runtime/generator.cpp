@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/device.h"
+#include "runtime/forks.h"
 
 namespace npu {
 namespace {
@@ -42,6 +43,8 @@ struct Generator final : c10::GeneratorImpl {
 };
 
 struct Defaults {
+  Defaults() { hold_in_forks(mutex); }
+
   std::mutex mutex;
   std::array<std::optional<at::Generator>, NPU_MAX_DEVICES> generators;
   uint64_t seed = c10::default_rng_seed_val;

@@ -16,7 +16,7 @@ namespace {
 
 // What a graph holds, and, while it is captured, the thread that captures: a graph may die on another thread.
 struct Capture {
-  explicit Capture(PoolId pool) : pool(pool) {}
+  explicit Capture(PoolId pool) : pool(pool, PoolUser::graph) {}
 
   const PoolUse pool;  // outlives what the nodes keep
   Recording recording;
@@ -92,7 +92,8 @@ class Graph final : public at::GraphImplInterface {
     TORCH_CHECK(!is_capturing(), "npu: this thread already captures a graph; end that capture first");
     TORCH_CHECK(!capture_, "npu: this graph already holds a capture; call reset() first");
     check_device(thread_state.device);
-    pool_ = pool.second ? pool.second : pool.first ? pool.first : new_pool_id();
+    pool_ = pool_of(pool);
+    if (pool_ == kDefaultPool) pool_ = new_pool_id();
     capture_ = std::make_shared<Capture>(pool_);
     begin_capturing(capture_);
     capturing_ = true;

@@ -4,33 +4,33 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "runtime/driver.h"
+#include "runtime/forks.h"
 
 namespace npu {
 namespace {
 
 constexpr size_t kLeastBlock = 4096;
+constexpr size_t kLargeBlock = size_t(1) << 20;
 
-// Pinned memory of the driver's, in blocks of powers of two that are kept for reuse until empty_cache().
+// Powers of two, which are soon asked for again, and whole pages for what is large.
+size_t block_size(size_t bytes) {
+  if (bytes <= kLargeBlock) return std::bit_ceil(std::max(bytes, kLeastBlock));
+  return (bytes + kLeastBlock - 1) / kLeastBlock * kLeastBlock;
+}
+
+// Pinned memory of the driver's, in blocks that are kept for reuse until empty_cache(). The driver, which may take its time to
+// pin, is called without the lock.
 class HostAllocator final : public at::HostAllocator {
  public:
+  HostAllocator() { hold_in_forks(mutex_); }
+
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
-    const size_t size = std::bit_ceil(std::max(bytes, kLeastBlock));
-    std::lock_guard lock(mutex_);
-    void* address = take_cached(size);
-    if (!address) {
-      check(driver().host_allocate(size, &address));
-      stats_.num_host_alloc++;
-      stats_.allocations.increase(1);
-      stats_.allocated_bytes.increase(size);
-    }
-    in_use_[static_cast<char*>(address)] = size;
-    stats_.active_requests.increase(1);
-    stats_.active_bytes.increase(size);
+    void* address = take_cached(block_size(bytes));
+    if (!address) address = take_new(block_size(bytes));
     return {address, address, &release, c10::Device(c10::kCPU)};
   }
 
@@ -39,16 +39,7 @@ class HostAllocator final : public at::HostAllocator {
   bool record_event(void*, void*, c10::Stream) override { return true; }  // see record_stream
 
   void empty_cache() override {
-    std::lock_guard lock(mutex_);
-    for (auto& [size, blocks] : cached_) {
-      for (void* address : blocks) {
-        driver().host_free(address);
-        stats_.num_host_free++;
-        stats_.allocations.decrease(1);
-        stats_.allocated_bytes.decrease(size);
-      }
-    }
-    cached_.clear();
+    for (const auto& [size, address] : forget_cached()) driver().host_free(address);
   }
 
   at::HostStats get_stats() override {
@@ -75,12 +66,41 @@ class HostAllocator final : public at::HostAllocator {
  private:
   static void release(void* address);
 
+  using Blocks = std::multimap<size_t, void*>;  // by size
+
+  // A block that was used before and is at most an eighth too large, or nullptr.
   void* take_cached(size_t size) {
-    auto& blocks = cached_[size];
-    if (blocks.empty()) return nullptr;
-    void* address = blocks.back();
-    blocks.pop_back();
+    std::lock_guard lock(mutex_);
+    const auto fit = cached_.lower_bound(size);
+    if (fit == cached_.end() || fit->first - size > size / 8) return nullptr;
+    const auto [whole, address] = *fit;
+    cached_.erase(fit);
+    hold(address, whole);
     return address;
+  }
+
+  // When the host has none left, what is cached goes first.
+  void* take_new(size_t size) {
+    void* address = nullptr;
+    npu_status status = driver().host_allocate(size, &address);
+    if (status == NPU_ERROR_OUT_OF_MEMORY) {
+      empty_cache();
+      status = driver().host_allocate(size, &address);
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, status != NPU_ERROR_OUT_OF_MEMORY, driver().last_error(), "; free pinned tensors, or pin less");
+    check(status);
+    std::lock_guard lock(mutex_);
+    stats_.num_host_alloc++;
+    stats_.allocations.increase(1);
+    stats_.allocated_bytes.increase(size);
+    hold(address, size);
+    return address;
+  }
+
+  void hold(void* address, size_t size) {
+    in_use_[static_cast<char*>(address)] = size;
+    stats_.active_requests.increase(1);
+    stats_.active_bytes.increase(size);
   }
 
   void give_back(void* address) {
@@ -88,8 +108,18 @@ class HostAllocator final : public at::HostAllocator {
     auto block = in_use_.find(static_cast<char*>(address));
     stats_.active_requests.decrease(1);
     stats_.active_bytes.decrease(block->second);
-    cached_[block->second].push_back(address);
+    cached_.emplace_hint(cached_.lower_bound(block->second), block->second, address);  // before its like: it is in the cache still
     in_use_.erase(block);
+  }
+
+  Blocks forget_cached() {
+    std::lock_guard lock(mutex_);
+    for (const auto& [size, address] : cached_) {
+      stats_.num_host_free++;
+      stats_.allocations.decrease(1);
+      stats_.allocated_bytes.decrease(size);
+    }
+    return std::exchange(cached_, {});
   }
 
   std::array<c10::CachingAllocator::Stat*, 4> all_stats() {
@@ -98,7 +128,7 @@ class HostAllocator final : public at::HostAllocator {
 
   std::mutex mutex_;
   std::map<char*, size_t> in_use_;
-  std::unordered_map<size_t, std::vector<void*>> cached_;
+  Blocks cached_;
   at::HostStats stats_;
 };
 

@@ -83,7 +83,7 @@ struct Closure {
 int table_launch(int device, const char* name, void (*run)(void*), void* data, void (*destroy)(void*)) {
   Closure closure(run, destroy, data);
   try {
-    check_device(c10::DeviceIndex(device));
+    check_device(device);
     launch(c10::DeviceIndex(device), name, std::move(closure));
     return 0;
   } catch (const c10::Error& error) {

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/forks.h"
 #include "runtime/thread_state.h"
 
 namespace npu::profiler {
@@ -34,6 +35,7 @@ struct KernelRecord {
 // The records of the session that records; Kineto has one at a time.
 std::mutex mutex;
 std::vector<KernelRecord> records;
+[[maybe_unused]] const bool is_held_in_forks = (hold_in_forks(mutex), true);
 
 // The ops that this thread is in, as their correlation ids.
 thread_local std::vector<uint64_t> ops;

@@ -59,7 +59,7 @@ void ThreadPool::parallel_for(int64_t begin, int64_t end, int64_t grain, Body bo
   wait_for_helpers();
 }
 
-void ThreadPool::work() {
+void ThreadPool::work() noexcept {
   for (;;) {
     const int64_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
     if (begin >= end_) return;

@@ -16,7 +16,8 @@ class ThreadPool {
 
   explicit ThreadPool(int threads) : threads_(threads) {}
 
-  // Runs body over [begin, end) in chunks of at least grain. A nested or concurrent call runs on its caller alone.
+  // Runs body, which must not throw, over [begin, end) in chunks of at least grain. A nested or concurrent call runs on its
+  // caller alone.
   void parallel_for(int64_t begin, int64_t end, int64_t grain, Body body, void* ctx);
   int threads() const { return threads_.load(std::memory_order_relaxed); }
   void set_threads(int threads);  // the caller included; at least 1
@@ -29,7 +30,7 @@ class ThreadPool {
  private:
   void start_helpers(int helpers);
   void help(int index);
-  void work();
+  void work() noexcept;
   void publish();
   void wait_for_helpers();
 

@@ -100,3 +100,75 @@ def test_what_a_driver_cannot_do_is_refused(compile_driver, run_python: RunPytho
     assert "NPU_DEBUG=memory cannot be used: the npu driver 'smallest'" in checked.stdout
     wrong = run_python(program, NPU_DEVICE=f"{driver}:slow")
     assert "the one option is 'fast'" in wrong.stdout
+
+
+def test_a_launch_that_the_driver_loses_is_an_error(compile_driver, run_python: RunPython) -> None:
+    program = """
+import torch
+x = torch.ones(3, device="npu")
+for op in (torch.sinh, lambda tensor: tensor.sinh_()):
+    try: print(op(x).cpu())
+    except RuntimeError as error: print(error)
+print(x.tolist())
+"""
+    done = run_python(program, NPU_DEVICE=str(compile_driver("-DFORGETFUL")))
+    lost = "the npu driver 'smallest' reports the launch of aten::sinh"
+    first, second, value = done.stdout.splitlines()
+    assert first.startswith(lost), (done.stdout, done.stderr)
+    assert second.startswith(lost)
+    assert value == "[1.0, 1.0, 1.0]"
+
+
+def test_a_device_is_opened_when_it_is_used(compile_driver, run_python: RunPython) -> None:
+    program = """
+import torch
+print(torch.npu.device_count(), torch.ones(3, device="npu:0").sum().item())
+torch.npu.empty_cache()
+try: torch.ones(3, device="npu:1")
+except RuntimeError as error: print(error)
+"""
+    done = run_python(program, NPU_DEVICE=str(compile_driver("-DEXCLUSIVE")))
+    assert done.stdout.splitlines() == ["2 3.0", "smallest: another process holds it"], done.stderr
+
+
+FORK = """
+import os, signal, threading, time
+import torch
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it waits for ever
+        try: work()
+        except RuntimeError as error: print(error, flush=True)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_while_another_thread_pins_memory(compile_driver, run_python: RunPython) -> None:
+    program = """
+torch.ones(2).pin_memory()
+thread = threading.Thread(target=lambda: torch.empty(4 << 20, dtype=torch.int8, pin_memory=True))
+thread.start()
+time.sleep(0.3)
+print(in_child(lambda: print(torch.ones(2).pin_memory().is_pinned(), flush=True)))
+thread.join()
+"""
+    done = run_python(FORK + program, NPU_DEVICE=str(compile_driver("-DSLOW")))
+    assert done.stdout.splitlines() == ["True", "0"], done.stderr
+
+
+def test_a_fork_while_another_thread_brings_up_the_device(compile_driver, run_python: RunPython) -> None:
+    program = """
+thread = threading.Thread(target=lambda: torch.ones(2, device="npu"))
+thread.start()
+time.sleep(0.3)
+print(in_child(lambda: torch.ones(2, device="npu")))
+thread.join()
+print(in_child(lambda: print(torch.ones(2, device="npu").sum().item(), flush=True)))
+"""
+    done = run_python(FORK + program, NPU_DEVICE=str(compile_driver("-DSLOW")))
+    cut, code, later, later_code = done.stdout.splitlines()
+    assert "was forked while another thread brought up the device" in cut, (done.stdout, done.stderr)
+    assert (code, later, later_code) == ("0", "2.0", "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -242,6 +243,85 @@ def test_memory_without_a_tensor() -> None:
         torch.npu.caching_allocator_delete(64)
 
 
+@pytest.mark.parametrize("size", [1000, 4 * MIB])
+def test_memory_is_freed_once_and_by_its_first_byte(size: int) -> None:
+    address = torch.npu.caching_allocator_alloc(size)
+    with pytest.raises(ValueError, match="not the address of memory in use"):
+        torch.npu.caching_allocator_delete(address + 8)
+    torch.npu.caching_allocator_delete(address)
+    for gone in (address, address + 8):
+        with pytest.raises(ValueError, match="freed before, or never allocated"):
+            torch.npu.caching_allocator_delete(gone)
+    first, second = (torch.empty(size, dtype=torch.int8, device=DEVICE) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_more_memory_than_there_are_addresses() -> None:
+    held = torch.npu.memory_allocated()
+    for size in (2**64 - 1, 2**64 - 512, 2**63):
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            torch.npu.caching_allocator_alloc(size)
+    assert torch.npu.memory_allocated() == held
+
+
+@pytest.mark.usefixtures("clean_memory")
+@pytest.mark.skipif("NPU_DEBUG" in os.environ, reason="NPU_DEBUG=memory caches nothing")
+def test_what_a_pool_has_cached_is_released_when_asked_for_or_wanted() -> None:
+    pool = torch.npu.MemPool()
+    total = torch.npu.mem_get_info()[1]
+
+    def fill_and_free(count: int = 40 * MIB) -> None:
+        with torch.npu.use_mem_pool(pool):
+            torch.empty(count, dtype=torch.int8, device=DEVICE)
+
+    base = torch.npu.memory_reserved()
+    fill_and_free()
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() == base + 40 * MIB, "of the common pool alone"
+    torch.npu.memory._C._empty_cache_of_pool(pool.id[1])
+    assert torch.npu.memory_reserved() == base
+    torch.npu.set_per_process_memory_fraction((base + 64 * MIB) / total)
+    try:
+        fill_and_free()
+        fill_and_free(1000)
+        assert torch.empty(50 * MIB, dtype=torch.int8, device=DEVICE).numel() == 50 * MIB
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.usefixtures("clean_memory")
+def test_the_pool_of_a_graph_is_not_released_under_it() -> None:
+    x = torch.ones(4 * MIB, device=DEVICE)
+    total = torch.npu.mem_get_info()[1]
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = ((x + 1) * 2).sum()
+    reserved = torch.npu.memory_reserved()
+    torch.npu.memory._C._empty_cache_of_pool(graph.pool()[1])
+    assert torch.npu.memory_reserved() == reserved
+    torch.npu.set_per_process_memory_fraction((reserved + 2 * MIB) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(16 * MIB, dtype=torch.int8, device=DEVICE)
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+    graph.replay()
+    assert y.item() == 16 * MIB
+
+
+def test_a_pool_that_dies_while_it_is_used_joins_the_common_one_after() -> None:
+    pool = torch.npu.MemPool()
+    number = pool.id
+    scope = torch.npu.memory._C.PoolScope(number[1])
+    del pool
+    gc.collect()
+    x = torch.ones(4 * MIB, device=DEVICE)
+    assert [s for s in torch.npu.memory_snapshot() if s["segment_pool_id"] == number]
+    scope.leave()
+    assert not [s for s in torch.npu.memory_snapshot() if s["segment_pool_id"] == number]
+    assert x.sum().item() == 4 * MIB
+
+
 def test_pinned_memory_is_counted() -> None:
     torch.npu.empty_host_cache()
     torch.npu.reset_peak_host_memory_stats()
@@ -273,3 +353,31 @@ def test_pinned_memory() -> None:
     copied = pinned.to(DEVICE, non_blocking=True)
     assert torch.equal(copied.cpu(), pinned)
     torch.accelerator.empty_host_cache()
+
+
+def test_large_pinned_memory_is_rounded_to_pages_and_used_again() -> None:
+    torch.npu.empty_host_cache()
+    before = torch.npu.host_memory_stats()["allocated_bytes.current"]
+
+    def allocated() -> int:
+        return torch.npu.host_memory_stats()["allocated_bytes.current"] - before
+
+    first = torch.empty(5 * MIB + 1, dtype=torch.int8, pin_memory=True)
+    assert allocated() == 5 * MIB + 4096
+    address = first.data_ptr()
+    del first
+    again = torch.empty(5 * MIB - 9000, dtype=torch.int8, pin_memory=True)
+    assert again.data_ptr() == address
+    smaller = torch.empty(2 * MIB, dtype=torch.int8, pin_memory=True)
+    del again
+    other = torch.empty(3 * MIB, dtype=torch.int8, pin_memory=True)
+    assert other.data_ptr() != address, "more than an eighth of it would lie idle"
+    assert allocated() == 10 * MIB + 4096
+    del smaller, other
+    torch.npu.empty_host_cache()
+    assert allocated() == 0
+
+
+def test_no_more_pinned_memory_is_an_out_of_memory_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="free pinned tensors, or pin less"):
+        torch.empty(1 << 60, dtype=torch.int8, pin_memory=True)

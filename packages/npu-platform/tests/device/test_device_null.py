@@ -92,3 +92,20 @@ print(round(start.elapsed_time(end)))
     assert done.stdout == "30\n", done.stderr
     wrong = run_python("import torch\ntorch.ones(1, device='npu')", NPU_DEVICE="null:speed=3")
     assert "NPU_DEVICE='null:speed=3' cannot be used" in wrong.stderr
+
+
+LATE_SHAPES = """
+import torch
+library = torch.library.Library("npu_tests_shapes", "FRAGMENT")
+library.define("grow(Tensor x) -> Tensor")
+library.impl("grow", lambda x: torch.zeros(x.numel() + 1), "CPU")
+x = torch.ones(3, device="npu")
+print(torch.ops.npu_tests_shapes.grow(x).shape)
+library.impl("grow", lambda x: x.new_empty(x.numel() + 2), "Meta")
+print(torch.ops.npu_tests_shapes.grow(x).shape)
+"""
+
+
+def test_a_shape_function_counts_from_its_registration_on(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(LATE_SHAPES, NPU_DEVICE="null")
+    assert done.stdout.splitlines() == ["torch.Size([4])", "torch.Size([5])"], done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -104,6 +106,7 @@ def test_uninitialized_memory_is_filled_where_results_are_to_be_deterministic() 
     try:
         assert torch.empty(3, device=DEVICE).isnan().all()
         assert torch.empty_strided((2, 2), (1, 2), device=DEVICE).isnan().all()
+        assert torch.ones(2, device=DEVICE).resize_(1000)[:4].nan_to_num(5.0).tolist() == [1, 1, 5, 5]
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -161,3 +164,61 @@ def test_a_kernel_for_the_out_variant_serves_the_whole_op(registered_first: bool
     finally:
         library._destroy()
     assert x.sinh().tolist() == torch.full((3,), 2.0).sinh().tolist()
+
+
+def test_an_op_that_takes_the_place_of_another_is_not_taken_for_it() -> None:
+    """The kernel stays registered, and so its place in the dispatcher, while the definition is another one."""
+    kernels = torch.library.Library("npu_tests_replaced", "IMPL")
+    x, y = torch.ones(3, device=DEVICE), torch.full((3,), 2.0, device=DEVICE)
+    for schema, arguments, expected in (
+        ("total(Tensor a) -> Tensor", (x,), 1),
+        ("total(Tensor a, Tensor b) -> Tensor", (x, y), 3),
+        ("total(Tensor a, float factor, Tensor b) -> Tensor", (x, 5.0, y), 8),
+    ):
+        with torch.library._scoped_library("npu_tests_replaced", "FRAGMENT") as definition:
+            definition.define(schema)
+            if expected == 1:
+                kernels.impl("total", lambda *all_of_them: sum(all_of_them), "CPU")
+            result = torch.ops.npu_tests_replaced.total(*arguments)
+            assert result.device.type == "npu"
+            assert result.tolist() == [expected] * 3
+    kernels._destroy()
+
+
+def test_lists_of_many_tensors() -> None:
+    """Beyond a few, tensors are found by a table: the same one twice, views of one storage, results that are arguments."""
+    host = [torch.randn(3) for _ in range(200)]
+    flat = torch.randn(600)
+    host += [*flat.view(200, 3), *host[:10]]
+    device_flat = flat.to(DEVICE)
+    device = [tensor.to(DEVICE) for tensor in host[:200]]
+    device += [*device_flat.view(200, 3), *device[:10]]
+    for mine, theirs in zip(torch._foreach_mul(device, 2.0), torch._foreach_mul(host, 2.0), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+    torch._foreach_add_(device, 1.0)
+    torch._foreach_add_(host, 1.0)
+    for mine, theirs in zip(device, host, strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+    assert torch.equal(device_flat.cpu(), flat)
+    torch._foreach_copy_(device, [torch.full((3,), float(i)) for i in range(len(device))])
+    assert [tensor[0].item() for tensor in device[10:]] == list(range(10, 410))
+
+
+@pytest.mark.skipif("NPU_DEBUG" in os.environ, reason="it reads device memory on the host")
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_kernel_may_keep_views_of_its_arguments(count: int) -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(tensors: list[torch.Tensor]) -> torch.Tensor:
+        kept.extend(tensor.view(-1) for tensor in tensors)
+        return tensors[0] + 1
+
+    with torch.library._scoped_library("npu_tests_kept", "FRAGMENT") as library:
+        library.define("keep(Tensor[] tensors) -> Tensor")
+        library.impl("keep", keep, "CPU")
+        flat = torch.arange(2.0 * count, device=DEVICE)
+        assert torch.ops.npu_tests_kept.keep(list(flat.view(count, 2))).tolist() == [1, 2]
+        del flat
+    others = [torch.full((2 * count,), 7.0, device=DEVICE) for _ in range(4)]
+    assert len(others) == 4
+    assert [view.tolist() for view in kept] == [[2.0 * i, 2.0 * i + 1] for i in range(count)]

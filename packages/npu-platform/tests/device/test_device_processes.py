@@ -214,3 +214,33 @@ def test_devices_share_the_memory_of_the_host(run_fresh_python: RunPython) -> No
     )
     granule = 2 << 20
     assert abs(2 * two - one) <= 2 * granule
+
+
+def test_forks_while_other_threads_pin_memory_and_seed(run_python: RunPython) -> None:
+    program = """
+import os, signal, threading
+import torch
+
+torch.ones(2, device="npu")
+going = True
+def pin():
+    while going: torch.empty(1000, pin_memory=True)
+def seed():
+    while going: torch.npu.manual_seed_all(3)
+threads = [threading.Thread(target=work) for work in (pin, pin, seed)]
+for thread in threads: thread.start()
+codes = set()
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it waits for ever
+        torch.empty(1000, pin_memory=True)
+        torch.npu.manual_seed_all(4)
+        os._exit(0)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+going = False
+for thread in threads: thread.join()
+print(codes)
+"""
+    done = run_python(program)
+    assert done.stdout == "{0}\n", done.stderr

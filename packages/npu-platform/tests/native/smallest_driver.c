@@ -1,9 +1,11 @@
 /* A driver written against npu_driver.h alone: one device of 64 MiB, with everything done when it is submitted. Compiled
-   with -DWRONG_ABI or -DWITHOUT_COPY it is one that must be refused. */
+   with -DWRONG_ABI or -DWITHOUT_COPY it is one that must be refused; with -DSLOW it takes a second to initialize and to pin much
+   memory; with -DEXCLUSIVE it has a second device, which another process holds; with -DFORGETFUL it loses a launch. */
 #include <npu_driver.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define GRANULES 32
 
@@ -18,7 +20,14 @@ static npu_status fail(npu_status status, const char* text) {
 }
 static const char* last_error(void) { return problem; }
 
+static void take_time(void) {
+#ifdef SLOW
+  sleep(1);
+#endif
+}
+
 static npu_status initialize(const char* options) {
+  take_time();
   if (strcmp(options, "") && strcmp(options, "fast")) return fail(NPU_ERROR_CONFIG, "smallest: the one option is 'fast'");
   char* range = mmap(NULL, (GRANULES + 1) * NPU_MEMORY_GRANULE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (range == MAP_FAILED) return fail(NPU_ERROR_OUT_OF_MEMORY, "smallest: no memory");
@@ -26,7 +35,13 @@ static npu_status initialize(const char* options) {
   return NPU_OK;
 }
 
-static npu_status device_count(int* count) { return *count = 1, NPU_OK; }
+#ifdef EXCLUSIVE
+#define DEVICES 2
+#else
+#define DEVICES 1
+#endif
+static npu_status device_count(int* count) { return *count = DEVICES, NPU_OK; }
+static npu_status open_device(int device) { return device ? fail(NPU_ERROR_DEVICE_LOST, "smallest: another process holds it") : NPU_OK; }
 static npu_status device_synchronize(int device) { return (void)device, NPU_OK; }
 static npu_status device_reset(int device) {
   (void)device;
@@ -35,13 +50,13 @@ static npu_status device_reset(int device) {
 }
 
 static npu_status memory_info(int device, size_t* free_bytes, size_t* total_bytes) {
-  (void)device;
+  if (open_device(device)) return NPU_ERROR_DEVICE_LOST;
   *total_bytes = *free_bytes = GRANULES * NPU_MEMORY_GRANULE;
   for (int i = 0; i < GRANULES; ++i) *free_bytes -= mapped[i] ? NPU_MEMORY_GRANULE : 0;
   return NPU_OK;
 }
 static npu_status memory_range(int device, void** address, size_t* span) {
-  (void)device;
+  if (open_device(device)) return NPU_ERROR_DEVICE_LOST;
   *address = base;
   *span = GRANULES * NPU_MEMORY_GRANULE;
   return NPU_OK;
@@ -71,6 +86,7 @@ static npu_status memory_unmap(int device, void* address, size_t bytes) {
   return memory_discard(device, address, bytes);
 }
 static npu_status host_allocate(size_t bytes, void** address) {
+  if (bytes > NPU_MEMORY_GRANULE) take_time();
   void* allocated = malloc(bytes);
   if (!allocated) return fail(NPU_ERROR_OUT_OF_MEMORY, "smallest: no host memory");
   *address = allocated;
@@ -99,6 +115,9 @@ static npu_status event_elapsed(npu_event* start, npu_event* end, double* millis
 static npu_status launch(int device, int64_t stream, const char* name, void (*run)(void* closure), void* closure) {
   (void)device, (void)stream;
   if (!strcmp(name, "aten::tan")) return fail(NPU_ERROR_LAUNCH_FAILED, "smallest: this hardware has no tangent");
+#ifdef FORGETFUL
+  if (!strncmp(name, "aten::sinh", 10)) return NPU_OK;
+#endif
   ++launches;
   run(closure);
   return NPU_OK;
