@@ -84,6 +84,23 @@ def test_codes_equal_the_reference(ops, isa, device, dtype, code, scales, size):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.int8], ids=["e4m3", "int8"])
+def test_a_nan_is_in_its_codes_or_their_scale(ops, isa, dtype, code):
+    """A scale of its own tells of it, a given one cannot: there e4m3 has a code for it, and int8 has none."""
+    key, value, slots = torch.ones(2, 2, 40).to(dtype), torch.ones(2, 2, 40).to(dtype), torch.tensor([0, 1])
+    key[0, 1, 3], value[1, 0, 39] = torch.nan, -torch.tensor(torch.nan)
+    caches = [torch.zeros(1, 2, 4, 40, dtype=torch.uint8).view(code) for _ in range(2)]
+    scales = [torch.zeros(1, 2, 4) for _ in range(2)]
+    ops.reshape_and_cache_quantized(key, value, *caches, *scales, slots)
+    assert scales[0].isnan().nonzero().tolist() == [[0, 1, 0]]
+    assert scales[1].isnan().nonzero().tolist() == [[0, 0, 1]]
+    ops.reshape_and_cache_quantized(key, value, *caches, torch.ones(2), torch.ones(2), slots)
+    codes = [cache.float() for cache in caches]
+    assert codes[0][0, 0, 0, 3] == codes[1][0, 0, 1, 0] == 1
+    nans = codes[0][0, 1, 0, 3], codes[1][0, 0, 1, 39]
+    assert all(nan.isnan() for nan in nans) if code is torch.float8_e4m3fn else nans == (0, 0)
+
+
 def test_keys_and_values_may_have_scales_of_two_kinds(ops):
     """One for all heads beside one a head; only scales by token are another matter."""
     key, value = torch.randn(2, 3, 8), torch.randn(2, 3, 8)

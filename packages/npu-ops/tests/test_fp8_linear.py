@@ -77,6 +77,19 @@ def test_rounding_is_torchs_for_every_half(ops, isa):
     assert torch.equal(y, torch.cat((x, -x)).to(torch.float8_e4m3fn).float())
 
 
+@pytest.mark.parametrize("group", [0, 32, "static"])
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7FFF, -1], ids=["usual", "full", "negative"])
+def test_a_nan_stays_one(ops, isa, rows, group, bits):
+    """In the row that holds it, also where x is rounded to e4m3 first."""
+    weight, scale, block_n, block_k, _ = layer(40, 96, "tensor")
+    x = torch.randn(rows, 96).bfloat16()
+    x.view(torch.int16)[1, 77] = bits
+    given = torch.tensor([0.3]) if group == "static" else None
+    y = ops.fp8_linear(x, weight, scale, None, given, 0 if group == "static" else group, block_n, block_k)
+    assert torch.equal(y.isnan(), (torch.arange(rows) == 1)[:, None].expand(rows, 40))
+
+
 @pytest.mark.parametrize("rows", [3, 20])
 def test_strided_rows_and_more_dimensions(ops, isa, dtype, rows):
     weight, scale, block_n, _, exact = layer(48, 200, "tensor")

@@ -98,6 +98,22 @@ def test_static_quantisation_saturates(ops, isa, device, dtype):
         assert q.max() == 127
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7FFF, -1], ids=["usual", "full", "negative"])
+def test_a_nan_is_the_scale_of_its_token(ops, isa, symmetric, bits):
+    """int8 has no code for it: all results of the token are NaN instead, and no other's. A given scale loses it."""
+    n, x = 40, torch.randn(3, 100).bfloat16()
+    x.view(torch.int16)[1, 77] = bits
+    weight, scale, sums = packed(torch.randint(-128, 128, (n, 100), dtype=torch.int8), torch.rand(n) * 0.01)
+    for found in (ops.dynamic_int8_quant(x, symmetric), dynamic_int8_quant.reference(x, symmetric)):
+        assert found[1].isnan().flatten().tolist() == [False, True, False]
+    y = ops.int8_linear_dynamic(x, symmetric, weight, scale, None if symmetric else sums, None, n)
+    assert torch.equal(y.isnan(), torch.tensor([[False], [True], [False]]).expand(3, n))
+    codes = ops.static_int8_quant(x, torch.tensor([0.5]), None)
+    assert codes[1, 77] == -128
+    assert torch.equal(codes, static_int8_quant.reference(x, torch.tensor([0.5]), None))
+
+
 @pytest.mark.parametrize("shape", [(1, 64), (2, 9, 130), (0, 8), (1030, 12)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_both_steps_at_once_are_the_two_steps(ops, isa, device, dtype, shape, symmetric):

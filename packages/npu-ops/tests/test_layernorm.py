@@ -84,3 +84,11 @@ def test_layer_norm_with_less(ops, isa, close):
 def test_layer_norm_refuses_other_widths(ops):
     with pytest.raises(RuntimeError, match="bias must be contiguous"):
         ops.layer_norm(torch.randn(4, 8), torch.randn(8), torch.randn(9), 1e-6, False)
+
+
+def test_a_nan_stays_one_whatever_its_bits(ops, isa):
+    """In bfloat16 too, where rounding its lower half could carry out of it, or leave nothing of it."""
+    bits = [0x7FFFFFFF, 0x7FFF8000, 0x7F800001, -1, -0x8000, -0x7FFFFF]
+    weight = torch.tensor(bits, dtype=torch.int32).repeat(12).view(torch.float32)  # pairs of vectors, and a rest
+    assert weight.isnan().all()
+    assert ops.rms_norm(torch.ones(2, 72).bfloat16(), weight, 1e-6).isnan().all()

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import npu_ops
 from npu_ops.config import ISAS, OpsConfig
 from npu_ops.errors import ConfigError
+
+VECTORS = "using V = float __attribute__((vector_size(64))); void f(V* a, V* b) { *a = *a * *b; }"
 
 
 def run(code, **environment):
@@ -55,12 +60,87 @@ def test_import_needs_no_vllm():
     assert result.stdout.strip() == "fine", result.stderr
 
 
-def test_narrow_tiers_hold_no_wide_instruction():
+PROGRAM = """
+import resource, sys, torch, npu_ops
+device, spare = sys.argv[1], int(sys.argv[2])
+width = 8 << 20
+x, weight = torch.randn(4, width).bfloat16().to(device), torch.ones(width).bfloat16().to(device)
+norm = lambda: torch.ops.npu_ops.rms_norm(x, weight, 1e-6)
+torch.ops.npu_ops.rms_norm(x[:, :16384], weight[:16384], 1e-6)  # the threads start
+pages = int(open("/proc/self/statm").read().split()[0])
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (spare << 20), unlimited[1]))
+try:
+    norm()
+except RuntimeError as error:
+    assert "out of memory: a kernel found no 33554" in str(error), error
+else:
+    raise SystemExit("the limit was not met")
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+expected = torch.nn.functional.rms_norm(x.cpu().float(), (width,), eps=1e-6)
+torch.testing.assert_close(norm().cpu().float(), expected, rtol=2**-7, atol=1e-3)
+print("fine")
+"""
+
+
+def test_too_little_memory_for_scratch_is_an_error(device):
+    """One that the op's caller gets, whichever thread was short of it; the process goes on."""
+    result_size = 64 if device == "cpu" else 0  # the device has memory of its own
+    program = [sys.executable, "-c", PROGRAM, device, str(result_size + 20)]
+    result = subprocess.run(
+        program, env={**os.environ, "NPU_NUM_THREADS": "2"}, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def check_tiers(*tiers):
+    """What the check that each build runs says of objects."""
+    tools = [shutil.which(tool) for tool in ("nm", "objdump", "c++")]
+    if None in tools or platform.machine() != "x86_64":
+        pytest.skip("no x86_64, or no compiler with nm and objdump")
+    return subprocess.run(
+        [sys.executable, str(PACKAGE / "csrc" / "check_tiers.py"), *tiers], capture_output=True, text=True, check=False
+    )
+
+
+def test_tiers_share_no_symbol_and_narrow_ones_hold_no_wide_instruction():
     """An inline function compiled with wide instructions must not become the copy that baseline code calls."""
-    library = npu_ops.native._find_library()
-    try:
-        symbols = subprocess.run(["nm", "-C", str(library)], capture_output=True, text=True, check=True).stdout
-    except FileNotFoundError:
-        pytest.skip("no nm on this machine")
-    weak = [line for line in symbols.splitlines() if " W " in line and "npu_ops::" in line and "{lambda" in line]
-    assert not [line for line in weak if "anonymous namespace" in line]
+    folders = sorted(PACKAGE.glob("build/*/csrc/CMakeFiles"))
+    if not folders:
+        pytest.skip("the library was not built here; where it was, the build has run this check")
+    tiers = {"baseline": "_C", **{isa: f"tier_{isa}" for isa in ISAS}}
+    objects = {tier: sorted(map(str, folders[-1].glob(f"{name}.dir/**/*.o"))) for tier, name in tiers.items()}
+    assert all(objects.values())
+    result = check_tiers(*(f"{tier}={','.join(of)}" for tier, of in objects.items()))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("tier", "flags", "code", "found"),
+    [
+        ("avx2", "-mavx2", "namespace npu_ops::avx2 { int f() { return 1; } }", ""),
+        ("avx2", "-mavx2", "struct S { int f(); }; inline int g() { return 1; } auto* p = &g;", "g() is no symbol of"),
+        ("avx2", "-mavx2", "namespace npu_ops::avx512 { int f() { return 1; } }", "npu_ops::avx512::f() is no symbol"),
+        (
+            "scalar",
+            "-mavx2",
+            f"namespace npu_ops::scalar {{ {VECTORS} }}",
+            "scalar: holds an instruction of a tier above",
+        ),
+        ("baseline", "-mavx512f", VECTORS, "baseline: holds an instruction of a tier above"),
+        ("avx2", "-mavx512f", f"namespace npu_ops::avx2 {{ {VECTORS} }}", "%zmm"),
+        ("avx512", "-mavx512f", f"namespace npu_ops::avx512 {{ {VECTORS} }}", ""),
+        ("avx512", "-mavx512f", 'namespace npu_ops::avx512 { void f() { asm("tilerelease"); } }', "tilerelease"),
+    ],
+)
+def test_the_check_finds_what_it_looks_for(tmp_path, tier, flags, code, found):
+    source, built = tmp_path / "tier.cpp", tmp_path / "tier.o"
+    source.write_text(code)
+    compiler = shutil.which("c++") or pytest.skip("no compiler")
+    subprocess.run([compiler, "-O2", "-std=c++20", flags, "-c", str(source), "-o", str(built)], check=True)
+    result = check_tiers(f"{tier}={built}")
+    assert found in result.stderr
+    assert (result.returncode == 0) == (not found), result.stderr

@@ -50,6 +50,14 @@ def test_int8_codes_by_a_given_scale(ops, isa, device, dtype, fused):
     assert torch.equal(ops.rms_norm_static_quant(x, residual, weight, EPS, scale, torch.int8), expected)
 
 
+@pytest.mark.parametrize("code", [torch.int8, FP8], ids=["int8", "e4m3"])
+def test_a_nan_is_the_scale_of_its_row(ops, isa, dtype, code):
+    x, weight = torch.randn(3, 50).to(dtype), torch.ones(50).to(dtype)
+    x[1, 7] = torch.nan
+    _, scale, _ = ops.rms_norm_dynamic_quant(x, None, weight, EPS, True, code)
+    assert scale.isnan().flatten().tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("shape", [(3, 100), (2, 3, 13)])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("static", [False, True])

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 
 #include "npu_launch.h"
@@ -12,16 +13,48 @@ namespace {
 
 const npu_launch_table* device_table = nullptr;
 
+// A loop whose failure does not unwind into the threads that run it, which would end the process: the first is kept, what is left of the
+// loop is skipped, and whoever called the loop gets it.
+class Loop {
+ public:
+  Loop(Body body, void* context) : body_(body), context_(context) {}
+
+  static void chunk(void* loop, int64_t begin, int64_t end) noexcept {
+    Loop& self = *static_cast<Loop*>(loop);
+    if (self.failed_.load(std::memory_order_relaxed)) return;
+    try {
+      self.body_(self.context_, begin, end);
+    } catch (...) {
+      if (!self.failed_.exchange(true)) self.error_ = std::current_exception();
+    }
+  }
+  void rethrow() {
+    if (error_) std::rethrow_exception(std::move(error_));
+  }
+
+ private:
+  const Body body_;
+  void* const context_;
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+};
+
 // torch hands out fixed shares; a shared counter makes the chunks dynamic, so that a busy core does not hold up the rest.
 void cpu_run(int64_t n, int64_t grain, Body body, void* context) {
+  Loop loop(body, context);
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next.fetch_add(grain, std::memory_order_relaxed)) < n;) body(context, i, i + grain < n ? i + grain : n);
+    for (int64_t i; (i = next.fetch_add(grain, std::memory_order_relaxed)) < n;) Loop::chunk(&loop, i, i + grain < n ? i + grain : n);
   });
+  loop.rethrow();
 }
 int cpu_count() { return static_cast<int>(torch::stable::get_num_threads()); }
 
-void device_run(int64_t n, int64_t grain, Body body, void* context) { device_table->parallel_for(0, n, grain, body, context); }
+void device_run(int64_t n, int64_t grain, Body body, void* context) {
+  Loop loop(body, context);
+  device_table->parallel_for(0, n, grain, Loop::chunk, &loop);
+  loop.rethrow();
+}
 int device_count() { return device_table->num_threads(); }
 const Parallel device_threads{device_run, device_count};
 

@@ -23,7 +23,8 @@ struct Parallel {
   }
 };
 
-// A buffer of this thread, aligned to 64 bytes, kept and grown from call to call. Its content is undefined.
+// A buffer of this thread, aligned to 64 bytes, kept and grown from call to call. Its content is undefined. Where there is no memory for
+// it, it throws what the op's caller gets as a RuntimeError, whichever thread of a parallel region asked.
 // Slots let a kernel hold several at once; the caller of a parallel region uses slots of its own (>= kCallerSlots).
 void* thread_scratch(int slot, size_t bytes);
 constexpr int kCallerSlots = 8;

@@ -1,5 +1,6 @@
 #include <cstdlib>
-#include <new>
+#include <stdexcept>
+#include <string>
 
 #include "dispatch/parallel.h"
 
@@ -22,7 +23,10 @@ void* thread_scratch(int slot, size_t bytes) {
     size_t rounded = (bytes + bytes / 4 + 4095) & ~size_t{4095};
     b.data = std::aligned_alloc(4096, rounded);
     b.capacity = b.data ? rounded : 0;
-    if (!b.data) throw std::bad_alloc();
+    if (!b.data) {
+      throw std::runtime_error("npu_ops: out of memory: a kernel found no " + std::to_string(bytes) +
+                               " bytes of scratch; free host memory, or give it fewer rows at once.");
+    }
   }
   return b.data;
 }

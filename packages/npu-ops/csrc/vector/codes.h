@@ -11,7 +11,9 @@ struct fp8 {  // e4m3, torch's float8_e4m3fn
 
 namespace {
 
-// The bits of e4m3 as those of a float, 2^-120 of the value: subnormal codes become subnormal floats. NaN counts as 480.
+// The bits of e4m3 as those of a float, 2^-120 of the value: subnormal codes become subnormal floats. The code for NaN
+// counts as 480: the kernels that read codes have no instruction to spare for it. Whoever writes codes with a scale of their own makes
+// that NaN, and weights are searched for NaN when they are loaded.
 #if defined(NPU_AVX512)
 NPU_INLINE U widen_codes(const fp8* p) {
   return (U)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -64,7 +66,7 @@ NPU_INLINE F load_codes(const C* p, int64_t n) {
 NPU_INLINE F load_n(const fp8* p, int64_t n) { return load_codes(p, n); }
 NPU_INLINE F load_n(const int8_t* p, int64_t n) { return load_codes(p, n); }
 
-// Codes of the first n of x, beyond the largest code saturating; NaN becomes the code for it, or 0.
+// Codes of the first n of x, beyond the largest code saturating; NaN becomes e4m3's code for it, and 0 in int8, which has none.
 NPU_INLINE void store_codes(fp8* p, F x, int64_t n) {
   const F bounded = clamped(x, -448.f, 448.f);
   const U u = bits_of(bounded), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;

@@ -18,7 +18,8 @@ struct Sequences {
   const bool* has_state;   // [requests], or null: all have one
   int64_t requests, stride_slots, tokens;
 
-  Sequence of(int64_t request) const {
+  // Inlined, as all that tiers share: a copy of its own, compiled with wide instructions, could become the one that all of them call.
+  __attribute__((always_inline)) Sequence of(int64_t request) const {
     const int64_t begin = starts ? starts[request] : request, end = starts ? starts[request + 1] : request + 1;
     return {begin, end < tokens ? end : tokens, slots[request * stride_slots], has_state ? has_state[request] : true};
   }

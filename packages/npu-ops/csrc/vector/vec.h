@@ -98,20 +98,18 @@ NPU_INLINE F load(const bf16* p) { return widen_bf16(load_raw<U16>(p)); }
 NPU_INLINE F load(const fp16* p) { return widen_fp16(load_raw<U16>(p)); }
 
 // ---- conversions from float, to nearest even ----
-// The upper half of each lane is x as bf16. A NaN stays one unless its lower half carries into the rest: those that come from
-// 16-bit numbers or from arithmetic have an empty lower half.
-NPU_INLINE U rounded_bf16(F x) {
-  const U u = bits_of(x);
-  return u + 0x7fffu + ((u >> 16) & 1u);
-}
-
-NPU_INLINE U16 narrow_bf16(F x) {
+// The upper half of each lane is x as bf16, the lower half is undefined. A NaN stays one, as a quiet NaN: the addition could carry
+// out of one, or leave infinity of it. The instruction for bf16 takes subnormal numbers as zero, and so does its tier.
 #if defined(NPU_AVX512_BF16)
-  return (U16)_mm512_cvtneps_pbh((__m512)x);
+NPU_INLINE U16 narrow_bf16(F x) { return (U16)_mm512_cvtneps_pbh((__m512)x); }
+NPU_INLINE U rounded_bf16(F x) { return widen(narrow_bf16(x)) << 16; }
 #else
-  return narrow(rounded_bf16(x) >> 16);
-#endif
+NPU_INLINE U rounded_bf16(F x) {
+  const U u = bits_of(x), r = u + 0x7fffu + ((u >> 16) & 1u);
+  return x == x ? r : u | 0x00400000u;
 }
+NPU_INLINE U16 narrow_bf16(F x) { return narrow(rounded_bf16(x) >> 16); }
+#endif
 
 NPU_INLINE U16 narrow_fp16(F x) {
 #if defined(NPU_AVX512)
@@ -271,6 +269,19 @@ NPU_INLINE float highest(F x) {
   for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
   return m;
 #endif
+}
+
+// The largest magnitude of each lane so far, as its bits: in their order a NaN is above infinity, and so is not lost as in vmax.
+NPU_INLINE I larger_magnitude(I most, F x) {
+  const I magnitude = (I)(bits_of(x) & 0x7fffffffu);
+  return magnitude > most ? magnitude : most;
+}
+NPU_INLINE float largest_magnitude(I most) {
+  int32_t m = most[0];
+  for (int i = 1; i < W; ++i) m = most[i] > m ? most[i] : m;
+  float x;
+  memcpy(&x, &m, sizeof x);
+  return x;
 }
 
 // 2^n as a float for the integer n = round(y), by adding to y what moves n + 127 into its lowest bits.

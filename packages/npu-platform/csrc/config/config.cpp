@@ -4,13 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "include/npu_driver.h"
 
@@ -105,10 +109,16 @@ std::vector<int> visible_devices(int devices) {
   return visible;
 }
 
+// Linux refuses a mask smaller than its own, which has a bit for each processor that the machine may ever have: cpu_set_t ends at 1024.
 int cores_available() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  constexpr size_t kMostWords = 1 << 14;
+  for (std::vector<uint64_t> mask(16); mask.size() <= kMostWords; mask.resize(2 * mask.size())) {
+    if (sched_getaffinity(0, mask.size() * sizeof mask[0], reinterpret_cast<cpu_set_t*>(mask.data())) == 0) {
+      return std::max(1, std::accumulate(mask.begin(), mask.end(), 0, [](int n, uint64_t word) { return n + std::popcount(word); }));
+    }
+    if (errno != EINVAL) break;
+  }
+  return std::max(1, int(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 FallbackReport fallback_report() {

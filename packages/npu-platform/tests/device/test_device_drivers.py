@@ -172,3 +172,31 @@ print(in_child(lambda: print(torch.ones(2, device="npu").sum().item(), flush=Tru
     cut, code, later, later_code = done.stdout.splitlines()
     assert "was forked while another thread brought up the device" in cut, (done.stdout, done.stderr)
     assert (code, later, later_code) == ("0", "2.0", "0")
+
+
+MANY_PROCESSORS = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+/* As Linux where there may be 4096 processors: of them 1096 are this process's. */
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t* mask) {
+  (void)pid;
+  if (size < 512) {
+    errno = EINVAL;
+    return -1;
+  }
+  memset(mask, 0, size);
+  memset(mask, 0xff, 1096 / 8);
+  return 0;
+}
+"""
+
+
+def test_more_processors_than_a_cpu_set_holds(tmp_path, run_fresh_python):
+    source, library = tmp_path / "affinity.c", tmp_path / "libaffinity.so"
+    source.write_text(MANY_PROCESSORS)
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    finished = run_fresh_python("import torch; print(torch.npu.get_num_threads())", LD_PRELOAD=str(library))
+    assert finished.stdout.strip() == "1096", finished.stderr

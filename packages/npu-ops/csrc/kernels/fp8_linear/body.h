@@ -143,13 +143,14 @@ NPU_INLINE void order_rows(const Fp8LinearParams& p, float* to, const float* x, 
       order_step(to + m * ldx + k, x + m * ldx + k, set1(kLiftOfFew * (blocks ? scale[k / p.block_k] : 1.f)));
 }
 
-// |x| up to 448 to the nearest e4m3 value
+// |x| up to 448 to the nearest e4m3 value, NaN to NaN
 NPU_INLINE F nearest_e4m3(F x) {
   const U u = bits_of(x), magnitude = u & 0x7fffffffu;
   const U normal = (u + 0x7ffffu + ((u >> 20) & 1u)) & 0xfff00000u;
   const F shift = from_bits((bits_of(set1(0x1.8p14f)) & 0x7fffffffu) | (u & 0x80000000u));  // adding it rounds to a multiple of 2^-9
   const U small = (U)(magnitude < 0x3c800000u);                                             // below 2^-6
-  return from_bits((small & bits_of((x + shift) - shift)) | (~small & normal));
+  const F nearest = from_bits((small & bits_of((x + shift) - shift)) | (~small & normal));
+  return x == x ? nearest : x;
 }
 
 // A group of x rounded to e4m3 and scaled back
@@ -157,14 +158,15 @@ template <class T>
 NPU_INLINE void round_group(float* out, const T* x, int64_t n, const float* given) {
   float scale = given ? *given : 0;
   if (!given) {
-    F top{};
-    for_vectors(n, [&](int64_t i, auto left) { top = vmax(from_bits(bits_of(load_n(x + i, left)) & 0x7fffffffu), top); });
-    scale = highest(top) / 448.f;
-    scale = scale > 1.f / (448.f * 512.f) ? scale : 1.f / (448.f * 512.f);
+    I top{};
+    for_vectors(n, [&](int64_t i, auto left) { top = larger_magnitude(top, load_n(x + i, left)); });
+    constexpr float least = 1.f / (448.f * 512.f);
+    scale = largest_magnitude(top) / 448.f;
+    scale = scale < least ? least : scale;  // in this order NaN stays
   }
   const float inverse = 1.f / scale;
   for_vectors(n, [&](int64_t i, auto left) {
-    F v = vmin(vmax(load_n(x + i, left) * set1(inverse), set1(-448.f)), set1(448.f));
+    const F v = clamped(load_n(x + i, left) * set1(inverse), -448.f, 448.f);
     store_n(out + i, nearest_e4m3(v) * set1(scale), left);
   });
 }

@@ -108,6 +108,7 @@ inline void int8_linear_of(const Int8LinearParams& p, const Parallel& parallel) 
 
 struct Range {
   F low, high;
+  I magnitude;  // NaN if there is one
 };
 template <class T>
 NPU_INLINE Range range_of(const T* x, int64_t n) {
@@ -117,6 +118,7 @@ NPU_INLINE Range range_of(const T* x, int64_t n) {
     F v = load_n(x + i, left);
     r.low = vmin(v, r.low);
     r.high = vmax(v, r.high);
+    r.magnitude = larger_magnitude(r.magnitude, v);
   });
   return r;
 }
@@ -136,6 +138,7 @@ NPU_INLINE void store_bytes(int8_t* p, I v, int64_t n) {
 }
 NPU_INLINE void store_bytes(int8_t* p, I v, Whole) { store_bytes(p, v, W); }
 
+// int8 has no NaN: a token that holds one has the scale NaN, and so NaN for all its results. With a given scale NaN becomes -128.
 template <class T>
 inline void quantize_row(const Int8QuantParams& p, int64_t m) {
   const T* x = static_cast<const T*>(p.x) + m * p.ldx;
@@ -146,13 +149,13 @@ inline void quantize_row(const Int8QuantParams& p, int64_t m) {
     zero = p.zero ? p.zero[0] : 0;
   } else {
     const Range r = range_of(x, p.k);
-    const float low = -highest(-r.low), high = highest(r.high);
+    const float low = -highest(-r.low), high = highest(r.high), most = largest_magnitude(r.magnitude);
     if (p.zero) {
-      scale = (high - low) / 255.f;
+      scale = most == most ? (high - low) / 255.f : most;
       zero = scale > 0 ? static_cast<int32_t>(__builtin_rintf(-128.f - low / scale)) : 0;
       p.zero[m] = zero;
     } else {
-      scale = (high > -low ? high : -low) / 127.f;
+      scale = most / 127.f;
     }
     p.scale[m] = scale;
   }

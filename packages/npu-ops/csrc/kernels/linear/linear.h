@@ -14,9 +14,9 @@ struct LinearParams {
   Dtype dtype;
 };
 
-// The product of x's rows [first, first + count).
+// The product of x's rows [first, first + count). Inlined: a tier may have no symbol that others have too.
 template <class T>
-inline LinearParams some_rows(LinearParams p, int64_t first, int64_t count) {
+__attribute__((always_inline)) inline LinearParams some_rows(LinearParams p, int64_t first, int64_t count) {
   p.x = static_cast<const T*>(p.x) + first * p.ldx;
   p.out = static_cast<T*>(p.out) + first * p.ldo;
   p.m = count;

@@ -87,7 +87,7 @@ def paged_attention_quantized(
     """paged_attention over caches of 8-bit codes: float8_e4m3fn or int8, each times its scale.
 
     key_scale, value_scale: float32, one, [Hkv], or one a token and head, [blocks, Hkv, N] by strides.
-    The code that float8_e4m3fn calls NaN counts as 480.
+    The code that float8_e4m3fn calls NaN counts as 480; a scale that is NaN makes NaN of what it scales.
     """
     caches = (dequantized(key_cache, key_scale), dequantized(value_cache, value_scale))
     out = torch.empty_like(output, dtype=torch.float32).copy_(output)

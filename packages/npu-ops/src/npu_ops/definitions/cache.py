@@ -44,7 +44,7 @@ def reshape_and_cache_quantized(
 
     key_scale, value_scale: float32. With one or [Hkv] they are given, and a code stands for value / scale. With one a
     token and head, [blocks, Hkv, N] by strides, they are written: the largest magnitude of the head over the largest
-    code.
+    code, NaN where there is one. By a given scale NaN becomes e4m3's code for it, and 0 in int8, which has none.
     """
     valid = slot_mapping >= 0
     slots = slot_mapping[valid]

@@ -20,7 +20,8 @@ def dynamic_int8_quant(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tens
     """Quantise each row of x [..., K] by its own range.
 
     Returns q int8 [..., K], scale float32 [rows, 1] and zero int32 [rows, 1] (empty when symmetric), so that
-    x = (q - zero) * scale: the largest magnitude becomes 127, or the range (with 0 in it) -128 to 127.
+    x = (q - zero) * scale: the largest magnitude becomes 127, or the range (with 0 in it) -128 to 127. A row with a NaN
+    has the scale NaN.
     """
     rows = x.reshape(-1, x.shape[-1]).float()
     if symmetric:
@@ -30,7 +31,7 @@ def dynamic_int8_quant(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tens
     else:
         low, high = rows.amin(-1, keepdim=True).clamp(max=0), rows.amax(-1, keepdim=True).clamp(min=0)
         scale = (high - low) / 255
-        zero = torch.where(scale > 0, -128 - low / scale, 0).round().int()
+        zero = torch.where(scale > 0, -128 - low / scale, 0).round().int()  # 0 for the scale NaN
         shift = zero
     q = _to_int8(rows, scale, shift)
     return q.view(x.shape), scale, zero
@@ -42,13 +43,13 @@ def _static(x: Tensor, _scale: Tensor, _zero: Tensor | None) -> Tensor:
 
 @define("static_int8_quant(Tensor x, Tensor scale, Tensor? zero) -> Tensor", _static)
 def static_int8_quant(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Quantise x by one given scale (float32 [1]) and zero (int32 [1] or None): int8 of x's shape."""
+    """Quantise x by one given scale (float32 [1]) and zero (int32 [1] or None): int8 of x's shape, -128 for NaN."""
     return _to_int8(x.float(), scale, 0 if zero is None else zero)
 
 
 def _to_int8(x: Tensor, scale: Tensor, zero: Tensor | int) -> Tensor:
     inverse = torch.where(scale > 0, scale.reciprocal(), 0)
-    return ((x * inverse).round() + zero).clamp(-128, 127).to(torch.int8)
+    return ((x * inverse).round() + zero).clamp(-128, 127).nan_to_num(-128).to(torch.int8)
 
 
 def _shape(

@@ -40,7 +40,7 @@ def rms_norm_dynamic_quant(
     """Norm x [..., H], or residual += x with a residual (contiguous, written), and quantise each row by its range.
 
     dtype: torch.int8, where codes, scale and zero are what dynamic_int8_quant gives for rms_norm's result; or
-    torch.float8_e4m3fn, symmetric: scale is the largest magnitude over 448, 1 / (448 * 512) at least.
+    torch.float8_e4m3fn, symmetric: scale is the largest magnitude over 448, 1 / (448 * 512) at least, or NaN.
     Returns codes [..., H], scale float32 [rows, 1] and zero int32 [rows, 1] (empty when symmetric).
     """
     y = _added(x, residual, weight, eps)
