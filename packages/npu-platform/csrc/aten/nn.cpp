@@ -188,6 +188,9 @@ int64_t sdp_choice(const Tensor& query, const Tensor& key, const Tensor& value, 
   return at::cpu::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 
+// ---- nested tensors: no mask can be taken for one here, so nn.TransformerEncoder keeps a padded batch as it is ----
+bool is_mask_of_nested(const Tensor&, const Tensor&) { return false; }
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -201,6 +204,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
   m.impl("native_dropout", native_dropout);
   m.impl("_fused_sdp_choice", sdp_choice);
+  m.impl("_nested_tensor_from_mask_left_aligned", is_mask_of_nested);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("linear", linear_with_autograd); }
