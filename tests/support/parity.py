@@ -128,9 +128,16 @@ def devices_of(result: Any, device: str) -> list[bool]:
 
 def compare(actual: list[Any], expected: list[Any]) -> None:
     """Raise AssertionError where an observation differs from the CPU's; what the CPU cannot do does not count."""
-    assert len(actual) == len(expected), f"npu shows {len(actual)} things, the CPU {len(expected)}"
+    if len(actual) != len(expected):
+        msg = f"npu shows {len(actual)} things, the CPU {len(expected)}{_first_raised(actual)}"
+        raise AssertionError(msg)
     for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
         _compare_one(one, other, index)
+
+
+def _first_raised(observations: list[Any]) -> str:
+    raised = (leaf for leaf in tree_leaves(observations) if isinstance(leaf, Raised))
+    return next((f"; it raises {error.kind}: {error.message}" for error in raised), "")
 
 
 def _compare_one(actual: Any, expected: Any, index: int) -> None:

@@ -185,6 +185,11 @@ void Aliases::check_one_device(const char* operation) const {
               int(device_), " and cpu! (in ", operation, ")");
 }
 
+bool Aliases::lie_on(const void* address) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [address](const Entry& entry) { return storage_of(*entry.original)->data() == address; });
+}
+
 at::Tensor Aliases::to_npu(at::Tensor&& result) {
   if (!result.defined()) return std::move(result);
   TensorImpl* impl = result.unsafeGetTensorImpl();

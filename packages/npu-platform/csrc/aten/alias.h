@@ -42,6 +42,7 @@ class Aliases {
   // The index of the npu tensors seen so far; raises when they are of several devices.
   std::optional<c10::DeviceIndex> device() const { return device_ < 0 ? std::nullopt : std::optional(device_); }
   bool empty() const { return entries_.empty(); }
+  bool lie_on(const void* address) const;  // whether an argument's memory begins there
   // Raises when tensors of the host lie beside those of the device. A single value of the host may.
   void check_one_device(const char* operation) const;
 

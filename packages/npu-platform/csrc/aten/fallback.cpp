@@ -10,8 +10,11 @@
 #include <unordered_set>
 
 #include "aten/alias.h"
+#include "aten/indexing.h"
 #include "aten/op_info.h"
 #include "config/config.h"
+#include "faults/watch.h"
+#include "runtime/caching_allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
 
@@ -47,6 +50,14 @@ bool has_mask(const OpInfo& info, const Stack& stack) {
   return false;
 }
 
+// The first arguments of an indexing: self, indices and, where it writes, values (or `out`).
+void check_indexing(const OpInfo& info, const Stack& stack) {
+  const IValue* arguments = &stack[stack.size() - info.arguments];
+  const bool has_values = info.arguments > 2 && arguments[2].isTensor();
+  check_devices_of_indexing(arguments[0].toTensor(), arguments[1].toOptionalTensorList(),
+                            has_values ? arguments[2].toTensor() : at::Tensor());
+}
+
 // Whether the op reads values on the host, as the shape of its result depends on them. That of an indexing does for masks alone.
 bool reads_on_host(const OpInfo& info, const Stack& stack) {
   return info.name.starts_with("aten::index.") ? has_mask(info, stack) : info.reads_on_host;
@@ -66,7 +77,7 @@ class Arguments {
       : aliases(kind), info_(info), first_(stack.size() - info.arguments), place_(kind == Aliases::Kind::shapes ? c10::kMeta : c10::kCPU) {
     for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
     TORCH_CHECK(!wrong_generator_, "Expected a 'npu' device type for generator but found 'cpu' (in ", info.name, ")");
-    if (!info.mixes_devices) aliases.check_one_device(info.name.c_str());
+    if (!info.mixes_devices && !info.is_indexing) aliases.check_one_device(info.name.c_str());
     TORCH_CHECK(!writes_to_host_ || aliases.empty() || info.mixes_devices,
                 "Expected all tensors to be on the same device, but a result of ", info.name, " is to be written to the cpu");
   }
@@ -143,6 +154,27 @@ void for_each_tensor(IValue& value, Visit visit) {
   }
 }
 
+// NPU_DEBUG=memory: what a kernel allocates lies on the device. A CPU tensor that outlives it (a table that a Python kernel
+// caches) is taken for the host's, and is not.
+void report_kept(const OpInfo& info, const AllocationLog& log, const Aliases& arguments, Stack& stack) {
+  std::unordered_set<const void*> known;
+  for (size_t i = stack.size() - info.returns; i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](at::Tensor&& result) {
+      if (result.defined() && result.has_storage()) known.insert(result.storage().data());
+      return std::move(result);
+    });
+  }
+  size_t kept = 0;
+  for (auto entry = log.entries.rbegin(); entry != log.entries.rend(); ++entry) {
+    if (arguments.lie_on(entry->address) || !known.insert(entry->address).second) continue;
+    const c10::DeviceIndex device = device_of(entry->address);
+    if (CachingAllocator::of(device).requested_of(entry->address) == entry->bytes) kept += entry->bytes;
+  }
+  if (kept == 0) return;
+  TORCH_WARN("npu memory check: kernel ", info.name, " keeps ", kept, " bytes that it allocated. CPU tensors that a kernel makes lie in "
+             "device memory, which the host cannot use later; make what is to be kept outside of kernels.");
+}
+
 class OpNode final : public AliasNode {
  public:
   OpNode(c10::DeviceIndex device, const OpInfo& info, const c10::OperatorHandle& op, const Stack& stack)
@@ -175,6 +207,7 @@ void enter_fallback(const OpInfo& info) {
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = info_of(op);
   if (C10_UNLIKELY(has_own_out(info))) return op.redispatchBoxed(kComposite, stack);
+  if (info.is_indexing) check_indexing(info, *stack);
   enter_fallback(info);
   if (C10_UNLIKELY(is_capturing()) && reads_on_host(info, *stack)) refuse_during_capture(info.name);
   const Aliases::Kind kind = kind_of(info, *stack);
@@ -184,10 +217,12 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   std::unique_ptr<OpNode> node;
   if (C10_UNLIKELY(is_capturing())) node = std::make_unique<OpNode>(device, info, op, *stack);
 
+  const bool watches_memory = is_watched(kWatchMemory);
+  AllocationLog made;
   KernelScope inside(device, info.name.c_str());
   at::AutoDispatchBelowADInplaceOrView below;
   {
-    detail::RecordScope recording(node ? &node->log : thread_state.record);
+    detail::RecordScope recording(node ? &node->log : watches_memory ? &made : thread_state.record);
     auto kernel = [&] { op.redispatchBoxed(kind == Aliases::Kind::shapes ? kMetaKeys : kCpuKeys, stack); };
     detail::submit_for_shapes(device, info.name.c_str(), kernel);
   }
@@ -200,11 +235,12 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
       return result;
     });
   }
+  if (C10_UNLIKELY(!made.entries.empty())) report_kept(info, made, arguments.aliases, *stack);
   if (C10_UNLIKELY(node != nullptr)) record_node(std::move(node));
 }
 
-// Composites that are not: their bodies ask for a kernel of the tensor's own device.
-bool is_no_composite(const std::string& name) { return name == "aten::conj_physical_"; }
+// Composites that are not: their bodies ask for a kernel of the tensor's own device, or for one of the devices that they list.
+bool is_no_composite(const std::string& name) { return name == "aten::conj_physical_" || name == "aten::mode.values"; }
 
 void prefer_fallback_to_composites() {
   using c10::DispatchKey;

@@ -1,6 +1,7 @@
 #include "aten/op_info.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string_view>
@@ -33,13 +34,22 @@ std::vector<c10::OperatorHandle> outs_of(const c10::OperatorHandle& op) {
   return found == out_variants().end() ? std::vector<c10::OperatorHandle>() : found->second;
 }
 
+constexpr std::string_view kNamespace = "aten::";
+
+std::string_view without_overload(std::string_view name) { return name.substr(0, name.find('.')); }
+
+// tensor[indices], and what it is assigned.
+bool is_indexing(std::string_view name) {
+  constexpr std::array<std::string_view, 6> all{"aten::index",            "aten::index_put",     "aten::index_put_",
+                                                "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put"};
+  return std::find(all.begin(), all.end(), without_overload(name)) != all.end();
+}
+
 // aten ops that take CPU tensors with dimensions beside device tensors, as on other accelerators.
 bool may_mix_devices(std::string_view name) {
-  constexpr std::string_view kNamespace = "aten::";
   if (!name.starts_with(kNamespace)) return true;
-  name = name.substr(kNamespace.size(), name.find('.') - kNamespace.size());
-  for (std::string_view taken : {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
-                                 "copy", "copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "_foreach_copy",
+  name = without_overload(name).substr(kNamespace.size());
+  for (std::string_view taken : {"copy", "copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "_foreach_copy",
                                  "_foreach_copy_"}) {
     if (name == taken) return true;
   }
@@ -70,6 +80,7 @@ OpInfo inspect(const c10::OperatorHandle& op) {
   info.has_shapes = has_shape_function(op);
   info.reads_on_host = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   info.mixes_devices = may_mix_devices(info.name);
+  info.is_indexing = is_indexing(info.name);
   info.is_written.resize(info.arguments);
   for (size_t i = 0; i < info.arguments; ++i) {
     const auto& argument = schema.arguments()[i];

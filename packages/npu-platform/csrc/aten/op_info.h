@@ -15,6 +15,7 @@ struct OpInfo {
   bool has_shapes = false;            // a kernel for meta tensors, or one made of other ops
   bool reads_on_host = false;         // its result, or the result's shape, depends on values in device memory
   bool mixes_devices = false;         // CPU tensors beside npu tensors are part of its contract
+  bool is_indexing = false;           // by tensors: of indices and values, some may be of the host
   std::vector<bool> is_generator;     // by argument; empty when there is none
   std::vector<bool> is_written;       // by argument
   std::vector<c10::OperatorHandle> outs;  // where PyTorch composes the op of its out= variant: those that it may be

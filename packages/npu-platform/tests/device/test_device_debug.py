@@ -270,3 +270,32 @@ print(all(value.eq(len(value)).all() for value in values))
         NPU_DEBUG="memory",
     )
     assert done.stdout == "True True\nTrue\n", done.stderr
+
+
+KEEPER = """
+import torch
+kept = []
+def keeper(x, times):
+    if not kept: kept.append(torch.ones(1000))
+    y = (x * 2).sum()  # what is gone when the kernel ends is no matter
+    return x + kept[0][0] * times * (y / y)
+library = torch.library.Library("mine", "FRAGMENT")
+library.define("keeper(Tensor x, int times) -> Tensor")
+library.impl("keeper", keeper, "CPU")
+x = torch.ones(3, device="npu")
+for times in range(3):
+    assert torch.ops.mine.keeper(x, times).tolist() == [1 + times] * 3
+x.exp().sort()[0].resize_(100)
+torch.randn(8, 8, device="npu") @ torch.randn(8, 8, device="npu")
+"""
+
+
+def test_memory_that_a_kernel_keeps_is_named(run_python: RunPython) -> None:
+    done = run_python(KEEPER, NPU_DEBUG="memory")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("npu memory check") == 1, done.stderr
+    assert "npu memory check: kernel mine::keeper keeps 4000 bytes" in done.stderr
+    assert "outside of kernels" in done.stderr
+    done = run_python(KEEPER)
+    assert done.returncode == 0, done.stderr
+    assert "npu memory check" not in done.stderr

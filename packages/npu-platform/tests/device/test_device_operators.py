@@ -65,15 +65,71 @@ def test_index_of_the_host_is_taken_as_on_other_accelerators() -> None:
     assert torch.equal(x[torch.tensor([1, 3])].cpu(), x.cpu()[[1, 3]])
     x[torch.tensor([0])] = 7.0
     assert x[0].tolist() == [7, 7, 7]
+    x[torch.tensor([1])] = torch.tensor(8.0)
+    assert x[1].tolist() == [8, 8, 8]
+    x[torch.tensor([True, False, False, True])] = torch.tensor([1.0, 2.0, 3.0], device=DEVICE)
+    assert x[3].tolist() == [1, 2, 3]
 
 
+def assign(target: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
+    target[index] = values
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 2]), torch.tensor([True, False, True])], ids=["positions", "mask"])
+def test_tensors_of_two_devices_in_an_indexing_are_refused_as_on_other_accelerators(index: torch.Tensor) -> None:
+    host, device, places, values = torch.zeros(3), torch.zeros(3, device=DEVICE), index.to(DEVICE), torch.ones(2)
+    for operation in (
+        lambda: host[places],
+        lambda: assign(host, places, values),
+        lambda: assign(host, places, torch.tensor(1.0)),
+        lambda: torch.ops.aten._unsafe_index(host, [torch.tensor([0, 2], device=DEVICE)]),
+    ):
+        with pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device.*\(cpu\)"):
+            operation()
+    for operation in (
+        lambda: assign(host, index, values.to(DEVICE)),
+        lambda: assign(device, places, values),
+        lambda: assign(device, index, values),
+        lambda: device.index_put((places,), values, accumulate=True),
+        lambda: torch.ops.aten.index.Tensor_out(device, [places], out=torch.empty(2)),
+    ):
+        with pytest.raises(RuntimeError, match="same device"):
+            operation()
+    assert host.sum() == device.sum() == 0
+
+
+INDEX = torch.zeros(1, 2, dtype=torch.int64)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "operation",
-    [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)],
+    ("operation", "layout"),
+    [
+        (lambda x: x.to_sparse(), "Sparse"),
+        (lambda x: x.to_sparse_csr(), "Sparse"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "QInt8"),
+        (lambda x: x.cpu().to_sparse().to(DEVICE), "sparse"),
+        (lambda x: torch.sparse_coo_tensor(INDEX, [1.0, 2.0], device=DEVICE), "sparse"),
+        (lambda x: x.cpu().to_sparse_csr().to(DEVICE) @ x, "sparse compressed"),
+        (lambda x: torch.empty_like(x, layout=torch.sparse_coo), "sparse"),
+        (lambda x: F.embedding(INDEX.to(DEVICE), x.requires_grad_(), sparse=True).sum().backward(), "sparse"),
+        (lambda x: x.requires_grad_().gather(0, INDEX.to(DEVICE), sparse_grad=True).sum().backward(), "sparse"),
+        (lambda x: torch.nested.nested_tensor([x, x], device=DEVICE).sum(), "nested"),
+        (lambda x: torch.empty(2, dtype=torch.qint8, device=DEVICE), "quantized"),
+    ],
 )
-def test_tensor_that_would_silently_lie_on_the_host_is_refused(operation) -> None:
-    with pytest.raises(NotImplementedError, match=r"dense.*\.cpu\(\)"):
+def test_tensors_of_other_layouts_are_refused_in_one_line(operation, layout: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^npu: its tensors are dense.*{layout}.*\.cpu\(\)$"):
         operation(torch.ones(2, 2, device=DEVICE))
+
+
+def test_the_most_frequent_value_with_out_arguments() -> None:
+    x = torch.tensor([[3, 1, 3], [2, 2, 1]], device=DEVICE)
+    out = torch.empty(0, dtype=torch.int64, device=DEVICE), torch.empty(0, dtype=torch.int64, device=DEVICE)
+    values, places = torch.mode(x, out=out)
+    assert values.tolist() == [3, 2]
+    assert values.data_ptr() == out[0].data_ptr()
+    assert torch.equal(x.gather(1, places[:, None])[:, 0], values)
 
 
 def test_layer_norm_gives_the_digits_of_the_cpu() -> None:
