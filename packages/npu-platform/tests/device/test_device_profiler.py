@@ -89,3 +89,14 @@ def test_a_profile_of_the_host_alone_has_no_kernels(x: torch.Tensor) -> None:
         x.relu()
     assert kernels(profiler) == []
     assert any(event.name == "aten::relu" for event in profiler.events())
+
+
+def test_ops_are_timed_by_events_without_kineto(x: torch.Tensor, capfd: pytest.CaptureFixture[str]) -> None:
+    with torch.autograd.profiler.profile(use_device="npu") as profiler:
+        for _ in range(3):
+            x.relu()
+    (relu,) = (row for row in profiler.key_averages() if row.key == "aten::relu")
+    assert relu.count == 3
+    assert 0 < relu.device_time_total < relu.cpu_time_total * 10
+    assert 0 < relu.cpu_time_total < 60e6  # us
+    assert "PrivateUse1 used in profiler but not enabled" not in capfd.readouterr().err
