@@ -185,7 +185,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("reset_device", &npu::reset_device);
 
-  m.def("is_capturing", &npu::is_capturing);
+  m.def("is_capturing", [] { return npu::is_capturing(npu::current_stream(npu::thread_state.device)); });
   m.def("launch_counts", [] {
     const auto counts = npu::launch_counts();
     return py::make_tuple(counts.kernels, counts.fallbacks);

@@ -19,7 +19,7 @@ struct Capture {
   explicit Capture(PoolId pool) : pool(pool, PoolUser::graph) {}
 
   const PoolUse pool;  // outlives what the nodes keep
-  Recording recording;
+  Recording recording{current_stream(thread_state.device)};
   std::atomic<bool> is_abandoned{false};  // the graph is gone
 };
 
@@ -56,7 +56,9 @@ bool detail::has_graph() {
 }
 
 void record_node(std::unique_ptr<Node> node) {
-  if (is_capturing()) thread_state.capture->add(std::move(node));
+  if (!is_capturing()) return;
+  thread_state.capture->streams().add_launch(current_stream(c10::DeviceIndex(node->device())));
+  thread_state.capture->add(std::move(node));
 }
 
 void refuse_during_capture(std::string_view operation) {
@@ -64,6 +66,12 @@ void refuse_during_capture(std::string_view operation) {
   thread_state.capture->break_by(operation);
   TORCH_CHECK(false, "npu: ", operation, " is not permitted while a graph is captured: a replay could not repeat it. ",
               "Move it out of the captured region.");
+}
+
+void check_stream_of_capture(c10::DeviceIndex device, const char* kernel) {
+  if (is_capturing(current_stream(device))) return;
+  refuse_during_capture(std::string(kernel) + " on a stream that is not part of the capture (it becomes one with "
+                        "stream.wait_stream(), of the stream that captures)");
 }
 
 bool is_in_capture_pool(const void* address) {
@@ -102,8 +110,11 @@ class Graph final : public at::GraphImplInterface {
   void capture_end() override {
     TORCH_CHECK(capturing_, "npu: capture_end() without capture_begin()");
     TORCH_CHECK(capturing.capture == capture_, "npu: end the capture on the thread that began it");
+    const StreamName origin = capture_->recording.streams().origin();
+    TORCH_CHECK(current_stream(c10::DeviceIndex(origin.device)) == origin, "npu: end the capture on the stream that it began on");
     end_capturing();
     capturing_ = false;
+    check_joined();
   }
 
   void instantiate() override {}
@@ -138,6 +149,15 @@ class Graph final : public at::GraphImplInterface {
   }
 
  private:
+  void check_joined() {
+    Recording& recording = capture_->recording;
+    const auto stream = recording.streams().find_unjoined();
+    if (!stream || !recording.broken_by().empty()) return;
+    recording.break_by("work on a stream that was not joined");
+    TORCH_CHECK(false, "npu: the capture has work on stream ", stream->id, " of npu:", stream->device, " that is not joined to "
+                "the stream where it began: let that one wait for it before the end, with wait_stream()");
+  }
+
   std::shared_ptr<Capture> capture_;
   PoolId pool_ = kDefaultPool;
   bool capturing_ = false;

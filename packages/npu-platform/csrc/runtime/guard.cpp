@@ -12,6 +12,8 @@ using c10::Device;
 using c10::DeviceIndex;
 using c10::Stream;
 
+StreamName name_of(const Stream& stream) { return {stream.device_index(), stream.id()}; }
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kNpu; }
 
@@ -64,11 +66,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
   bool queryStream(const Stream& stream) const override {
     check_alive(stream.device_index());
+    refuse_during_capture("query of a stream");
     int is_done = 0;
     check(driver().stream_query(stream.device_index(), stream.id(), &is_done));
     return is_done != 0;
   }
-  bool isStreamCapturing(const Stream&) const override { return is_capturing(); }
+  bool isStreamCapturing(const Stream& stream) const override { return is_capturing(name_of(stream)); }
   void synchronizeStream(const Stream& stream) const override {
     check_alive(stream.device_index());
     refuse_during_capture("synchronize of a stream");
@@ -84,11 +87,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       *event = created;
     }
     check(driver().event_record(static_cast<npu_event*>(*event), stream.device_index(), stream.id()));
+    if (C10_UNLIKELY(is_capturing())) thread_state.capture->streams().record(*event, name_of(stream));
   }
   void block(void* event, const Stream& stream) const override {
-    if (event) check(driver().stream_wait_event(stream.device_index(), stream.id(), static_cast<npu_event*>(event)));
+    if (!event) return;
+    if (C10_UNLIKELY(is_capturing()) && !thread_state.capture->streams().wait(name_of(stream), event)) {
+      refuse_during_capture("waiting for work outside of the capture");
+    }
+    check(driver().stream_wait_event(stream.device_index(), stream.id(), static_cast<npu_event*>(event)));
   }
   bool queryEvent(void* event) const override {
+    refuse_during_capture("query of an event");
     int is_done = 1;
     if (event) check(driver().event_query(static_cast<npu_event*>(event), &is_done));
     return is_done != 0;
@@ -98,11 +107,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event) check(driver().event_synchronize(static_cast<npu_event*>(event)));
   }
   double elapsedTime(void* start, void* end, DeviceIndex) const override {
+    refuse_during_capture("time between events");
     double milliseconds = 0;
     check(driver().event_elapsed(static_cast<npu_event*>(start), static_cast<npu_event*>(end), &milliseconds));
     return milliseconds;
   }
-  void destroyEvent(void* event, DeviceIndex) const noexcept override { driver().event_destroy(static_cast<npu_event*>(event)); }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    if (C10_UNLIKELY(is_capturing())) thread_state.capture->streams().forget(event);
+    driver().event_destroy(static_cast<npu_event*>(event));
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

@@ -34,6 +34,7 @@ KernelScope::KernelScope(c10::DeviceIndex device, const char* name)
     : previous_(thread_state.device),
       name_(name),
       began_(profiler::is_recording() && thread_state.kernel_depth == 0 ? profiler::now() : 0) {
+  if (C10_UNLIKELY(is_capturing()) && thread_state.kernel_depth == 0) check_stream_of_capture(device, name);
   if (is_watched()) {
     watched_.reset(new Watched{device, name, {}, {}});
     if (is_watched(kWatchFaults)) watched_->flip = meet_launch_faults(device, name);

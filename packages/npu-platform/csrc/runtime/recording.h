@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/capture_streams.h"
+
 namespace npu {
 
 // One launch of a graph.
@@ -43,7 +45,10 @@ class KernelNode final : public Node {
 // they are put in an order, as on hardware.
 class Recording {
  public:
+  explicit Recording(StreamName origin = {}) : streams_(origin) {}
+
   void add(std::unique_ptr<Node> node) { nodes_.push_back(std::move(node)); }
+  CaptureStreams& streams() { return streams_; }  // while it is captured
   size_t size() const { return nodes_.size(); }
 
   // The operation that the capture met and does not permit; empty: none.
@@ -60,6 +65,7 @@ class Recording {
   void write_dot(std::ostream& out) const;  // for Graphviz
 
  private:
+  CaptureStreams streams_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::string broken_by_;
   std::mutex replaying_;

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import threading
 import time
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 DEVICE = "npu"
 MIB = 1 << 20
+RECORDED: list[torch.Event] = []  # before any capture
 
 OPS = {
     "linear": lambda x: F.linear(x, x[:8]),
@@ -107,6 +111,16 @@ def test_indices_are_read_at_each_replay() -> None:
     assert rows.tolist() == [70, 0]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def recorded_events() -> None:
+    RECORDED[:] = [torch.npu.current_stream().record_event(torch.npu.Event(enable_timing=True)) for _ in range(2)]
+
+
+def on_stream(stream: torch.Stream, function):
+    with torch.npu.stream(stream):
+        return function()
+
+
 @pytest.mark.parametrize(
     ("operation", "name"),
     [
@@ -120,6 +134,11 @@ def test_indices_are_read_at_each_replay() -> None:
         (lambda x: x[x > 0], "aten::(nonzero|index)"),
         (lambda x: x.resize_(4096), "resize_"),
         (lambda x: x.untyped_storage().resize_(1 << 16), "resize_"),
+        (lambda _: torch.npu.current_stream().query(), "query of a stream"),
+        (lambda _: RECORDED[0].query(), "query of an event"),
+        (lambda _: RECORDED[0].elapsed_time(RECORDED[1]), "query of an event"),
+        (lambda _: RECORDED[0].wait(), "waiting for work outside of the capture"),
+        (lambda x: on_stream(torch.npu.Stream(), x.neg), r"aten::neg on a stream that is not part of the capture"),
     ],
 )
 def test_what_a_replay_could_not_repeat_is_refused_by_name(operation, name: str) -> None:
@@ -135,6 +154,148 @@ def test_what_a_replay_could_not_repeat_is_refused_by_name(operation, name: str)
         y = x + 1
     graph.replay()
     assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_streams_that_events_fork_and_join_are_part_of_the_graph() -> None:
+    x, side, other = torch.ones(4, device=DEVICE), torch.npu.Stream(), torch.npu.Stream()
+    main, graph = torch.npu.current_stream(), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        doubled = x * 2
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            assert torch.npu.is_current_stream_capturing()
+            more = doubled + 1
+        other.wait_stream(side)  # without work of its own it need not be joined
+        with torch.npu.stream(torch.npu.Stream()):
+            assert not torch.npu.is_current_stream_capturing()
+        main.wait_stream(side)
+        result = more * doubled
+    x.fill_(3)
+    graph.replay()
+    assert result.tolist() == [42, 42, 42, 42]
+    event = side.record_event()
+    main.wait_event(event)  # an ordinary stream again
+    assert event.query()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_work_on_a_stream_that_is_not_joined_is_an_error_at_the_end(joined: bool) -> None:
+    x, side = torch.ones(4, device=DEVICE), torch.npu.Stream()
+    main, graph = torch.npu.current_stream(), torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match=r"not joined.*wait_stream"), torch.npu.graph(graph):
+        side.wait_stream(main)
+        on_stream(side, x.neg)
+        if joined:
+            main.wait_stream(side)
+            on_stream(side, x.exp)
+    assert not torch.npu.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="cannot be replayed"):
+        graph.replay()
+    graph.reset()
+
+
+def test_an_error_in_the_captured_code_is_not_hidden_by_one_of_its_end() -> None:
+    side = torch.npu.Stream()
+    msg = "mine"
+    with pytest.raises(ValueError, match="mine"), torch.npu.graph(torch.npu.NPUGraph()):
+        side.wait_stream(torch.npu.current_stream())
+        on_stream(side, lambda: torch.ones(3, device=DEVICE))
+        raise ValueError(msg)
+    assert not torch.npu.is_current_stream_capturing()
+
+
+def test_a_capture_ends_on_the_stream_that_it_began_on() -> None:
+    graph = torch.npu.NPUGraph()
+    graph.capture_begin()
+    with torch.npu.stream(torch.npu.Stream()), pytest.raises(RuntimeError, match="stream that it began on"):
+        graph.capture_end()
+    graph.capture_end()
+    assert not torch.npu.is_current_stream_capturing()
+
+
+def test_the_stream_is_the_callers_again_whatever_fails() -> None:
+    graph, stream, main = torch.npu.NPUGraph(), torch.npu.Stream(), torch.npu.current_stream()
+    with pytest.raises(RuntimeError, match="not joined"), torch.npu.graph(graph, stream=stream):
+        side = torch.npu.Stream()
+        side.wait_stream(stream)
+        on_stream(side, lambda: torch.ones(3, device=DEVICE) + 1)
+    assert torch.npu.current_stream() == main
+    with pytest.raises(RuntimeError, match="call reset"):
+        torch.npu.graph(graph, stream=stream).__enter__()
+    assert torch.npu.current_stream() == main
+
+
+STREAMS = st.integers(0, 2)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("launch"), STREAMS),
+        st.tuples(st.just("record"), STREAMS, STREAMS),
+        st.tuples(st.just("wait"), STREAMS, STREAMS),
+    ),
+    max_size=12,
+)
+
+
+class ModelOfCapture:
+    """Knows which launches come before, of each stream of the capture and of each event that was recorded on one."""
+
+    def __init__(self) -> None:
+        self.before: dict[int, set[int]] = {0: set()}
+        self.events: dict[int, set[int]] = {}
+
+    def refuses(self, number: int, what: str, stream: int, event: int = 0) -> bool:
+        """Return whether a step is refused; otherwise it has been taken."""
+        inside, forks = stream in self.before, event in self.events
+        if what == "launch":
+            self.before.get(stream, set()).add(number)
+            return not inside
+        if what == "wait" and forks:
+            self.before.setdefault(stream, set()).update(self.events[event])
+        elif what == "record":
+            self.events.pop(event, None)
+            if inside:
+                self.events[event] = set(self.before[stream])
+        return what == "wait" and inside and not forks
+
+    def is_joined(self) -> bool:
+        return all(launches <= self.before[0] for launches in self.before.values())
+
+
+@given(steps=STEPS)
+@settings(max_examples=150, deadline=None)
+def test_what_a_capture_takes_is_what_is_ordered_with_its_stream(steps: list[tuple]) -> None:
+    x, streams = torch.ones(1, device=DEVICE), [torch.npu.current_stream(), torch.npu.Stream(), torch.npu.Stream()]
+    events = [streams[0].record_event() for _ in range(3)]
+    model, graph, refused = ModelOfCapture(), torch.npu.NPUGraph(), False
+    graph.capture_begin()
+    try:
+        for number, (what, stream, *event) in enumerate(steps):
+            refused = model.refuses(number, what, stream, *event)
+            said = error_of(take, what, x, streams[stream], *(events[each] for each in event))
+            assert bool(re.search(r"(not part|outside) of the capture", said)) == refused, said
+            if refused:
+                break
+    finally:
+        said = error_of(graph.capture_end)
+    assert ("not joined" in said) == (not refused and not model.is_joined()), said
+    assert ("cannot be replayed" in error_of(graph.replay)) == (refused or not model.is_joined())
+
+
+def take(what: str, x: torch.Tensor, stream: torch.Stream, event: torch.Event | None = None) -> None:
+    if what == "launch":
+        on_stream(stream, x.neg)
+    elif what == "record":
+        stream.record_event(event)
+    else:
+        stream.wait_event(event)
+
+
+def error_of(function, *arguments) -> str:
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def test_pinned_copies_are_part_of_the_graph() -> None:

@@ -52,7 +52,11 @@ except RuntimeError as error: print(error)
 try: torch.ones(1, device="npu:2")
 except RuntimeError as error: print(error)
 graph = torch.npu.NPUGraph()
-with torch.npu.graph(graph): c = a * 3
+try:
+    with torch.npu.graph(graph): c = a * 3
+except RuntimeError as error: print(error)
+graph.reset()
+with torch.npu.device(1), torch.npu.graph(graph): c = a * 3
 a.fill_(2); graph.replay()
 assert c.device.index == 1 and c[0].item() == 6
 """,
@@ -62,6 +66,7 @@ assert c.device.index == 1 and c[0].item() == 6
     )
     assert done.returncode == 0, done.stderr
     assert "at least two devices" in done.stdout
+    assert "aten::mul.Tensor on a stream that is not part of the capture" in done.stdout
     assert "invalid device ordinal 2" in done.stdout
 
 

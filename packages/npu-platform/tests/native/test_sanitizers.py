@@ -15,7 +15,11 @@ OPTIONS = {"TSAN_OPTIONS": "die_after_fork=0"}
 
 
 ENVIRONMENT = [*CSRC.glob("config/*.cpp"), *CSRC.glob("faults/*.cpp")]
-RECORDING = [CSRC / "runtime" / "recording.cpp", Path(__file__).with_name("recording_test.cpp")]
+RECORDING = [
+    CSRC / "runtime" / "recording.cpp",
+    CSRC / "runtime" / "capture_streams.cpp",
+    Path(__file__).with_name("recording_test.cpp"),
+]
 PARTS = {
     "simulator": sorted([*CSRC.glob("simulator/*.cpp"), *CSRC.glob("null_device/*.cpp"), *ENVIRONMENT, *RECORDING]),
     "shared_segment": [CSRC / "distributed" / name for name in ("shared_segment.cpp", "in_order.cpp")],

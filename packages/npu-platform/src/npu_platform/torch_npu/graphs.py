@@ -25,7 +25,7 @@ __all__ = [
 
 
 def is_current_stream_capturing() -> bool:
-    """Return whether this thread captures a graph."""
+    """Return whether this thread captures what it launches on its current stream."""
     return _C.is_capturing()
 
 
@@ -77,13 +77,22 @@ class graph:  # noqa: N801 - the name in torch.cuda
         synchronize()
         gc.collect()
         self.stream_context.__enter__()
-        if self.pool is not None:
-            self.npu_graph.graph_pool = self.pool
-        self.npu_graph.capture_begin()
+        try:
+            if self.pool is not None:
+                self.npu_graph.graph_pool = self.pool
+            self.npu_graph.capture_begin()
+        except BaseException:
+            self.stream_context.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the capture."""
-        self.npu_graph.capture_end()
-        self.stream_context.__exit__(kind, error, trace)
+        """End the capture; an error of the captured code goes before one of its end."""
+        try:
+            self.npu_graph.capture_end()
+        except RuntimeError:
+            if error is None:
+                raise
+        finally:
+            self.stream_context.__exit__(kind, error, trace)
