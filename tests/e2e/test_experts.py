@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import models
-from tests.support.engine_run import run_engine
+from tests.support.engine_run import EngineRun, run_scenarios
 from tests.support.transformers_reference import assert_greedy, load
 
 if TYPE_CHECKING:
@@ -15,37 +15,62 @@ if TYPE_CHECKING:
 
 GREEDY = {"temperature": 0.0, "max_tokens": 10}
 # Prompts of some tokens an expert and of many, one of them prefilled in two chunks.
-LENGTHS = [300, 1, 2, 17, 40, 41, 64, 129, 5, 9, 12, 200]
+PROMPTS = models.prompt_token_ids([300, 1, 2, 17, 40, 41, 64, 129, 5, 9, 12, 200])
+ROUNDS = [{"prompts": prompts, "sampling": GREEDY} for prompts in (PROMPTS, PROMPTS[:1])]
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 512,
     "max_num_batched_tokens": 256,
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 64 << 20,
+    "cudagraph_capture_sizes": [1, 16],
 }
-TWO_DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
+ONE_DEVICE = {"mixtral": {}, "gpt_oss": {}, "glm4_moe": {"enforce_eager": True}}
+TWO_DEVICES = {"qwen3_moe": {}, "glm4_moe": {"enable_expert_parallel": True}}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        pytest.param("mixtral", {}, id="mixtral"),
-        pytest.param("gpt_oss", {}, id="gpt-oss"),
-        pytest.param("glm4_moe", {"enforce_eager": True}, id="glm4-moe-eager"),
-        pytest.param("qwen3_moe", {"tensor_parallel_size": 2}, id="qwen3-moe-on-two"),
-        pytest.param(
-            "glm4_moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="glm4-moe-expert-parallel"
-        ),
-    ],
-)
-def test_tokens(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    model, prompts = models.MIXTURES[name](tmp_path / "model"), models.prompt_token_ids(LENGTHS)
-    rounds = [{"prompts": prompts, "sampling": GREEDY}, {"prompts": prompts[:1], "sampling": GREEDY}]
-    two = "tensor_parallel_size" in settings
-    run = run_engine(tmp_path, model, rounds, TWO_DEVICES if two else None, **ENGINE | settings)
-    assert run.platform == "npu"
-    assert two or (run.graphs_captured > 0) == ("enforce_eager" not in settings)
-    outputs = [*run.tokens(0), *run.tokens(1)]
-    for prompt, output in zip([*prompts, prompts[0]], outputs, strict=True):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("experts")
+    return {name: make(folder / name) for name, make in models.MIXTURES.items()}
+
+
+@pytest.fixture(scope="module")
+def on_one(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
+    return run(made, ONE_DEVICE, tmp_path_factory.mktemp("one"), {})
+
+
+@pytest.fixture(scope="module")
+def on_two(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
+    cases = {name: {"tensor_parallel_size": 2} | settings for name, settings in TWO_DEVICES.items()}
+    devices = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
+    return run(made, cases, tmp_path_factory.mktemp("two"), devices)
+
+
+def run(
+    made: dict[str, Path], cases: dict[str, dict[str, Any]], folder: Path, environ: dict[str, str]
+) -> dict[str, EngineRun]:
+    engines = [ENGINE | settings | {"model": str(made[name])} for name, settings in cases.items()]
+    outcome = run_scenarios(folder, [{"engine": engine, "rounds": ROUNDS} for engine in engines], environ)
+    return dict(zip(cases, outcome, strict=True))
+
+
+@pytest.mark.parametrize("name", ONE_DEVICE)
+def test_tokens(name: str, made: dict[str, Path], on_one: dict[str, EngineRun]) -> None:
+    check(on_one[name], made[name])
+    assert (on_one[name].graphs_captured > 0) == ("enforce_eager" not in ONE_DEVICE[name])
+    assert on_one[name].implementations("RoutedExperts")
+
+
+@pytest.mark.parametrize("name", TWO_DEVICES)
+def test_tokens_on_two_devices(name: str, made: dict[str, Path], on_two: dict[str, EngineRun]) -> None:
+    check(on_two[name], made[name])
+
+
+def check(outcome: EngineRun, model: Path) -> None:
+    """Assert that all tokens are transformers', the first prompt's by itself the same as among the others."""
+    assert outcome.platform == "npu"
+    assert outcome.tokens(1) == outcome.tokens(0)[:1]
+    for prompt, output in zip(PROMPTS, outcome.tokens(0), strict=True):
         assert len(output) == GREEDY["max_tokens"]
         assert_greedy(load(model), prompt, output)

@@ -25,6 +25,7 @@ ENGINE: dict[str, Any] = {
     "enable_lora": True,
     "max_loras": 2,
     "max_lora_rank": 16,
+    "cudagraph_capture_sizes": [1, 16],
 }
 ATTENTION, FEED_FORWARD = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 
