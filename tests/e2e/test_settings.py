@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "synchronous-scheduling": {"async_scheduling": False},
     "block-128": {"block_size": 128},
-    "many": MANY,
+    "many-at-once": MANY,
     "torch-sampler": {"additional_config": {"npu": {"sampler": "torch", "num_threads": 1}}},
 }
 # A cache too small for the batch: requests are thrown out and computed again.

@@ -8,25 +8,30 @@ import torch
 import transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 __all__ = ["ROUNDINGS", "rounded_cache"]
 
 
-def rounded_cache(name: str) -> transformers.Cache:
-    """Return an empty cache for one forward of a model, of the codes that vLLM's ``kv_cache_dtype`` names so."""
-    return _RoundedCache(ROUNDINGS[name])
+def rounded_cache(name: str, exact: Collection[int] = ()) -> transformers.Cache:
+    """Return an empty cache for one forward of a model, of the codes that vLLM's ``kv_cache_dtype`` names so.
+
+    `exact`: layers that keep the model's dtype.
+    """
+    return _RoundedCache(ROUNDINGS[name], exact)
 
 
 class _RoundedCache(transformers.DynamicCache):
-    def __init__(self, rounds: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, rounds: Callable[[torch.Tensor], torch.Tensor], exact: Collection[int]) -> None:
         super().__init__()
-        self._rounds = rounds
+        self._rounds, self._exact = rounds, exact
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep and return what the codes of [batch, heads, tokens, dim] mean."""
+        if layer_idx in self._exact:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return super().update(self._rounds(key_states), self._rounds(value_states), layer_idx, *args, **kwargs)
 
 
