@@ -133,8 +133,10 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
         """Return ALWAYS for the native kernels, which read every per-step value on the device, else NEVER."""
-        head_size = getattr(kv_cache_spec, "head_size", 0)
-        return AttentionCGSupport.ALWAYS if kernels.native_attention(head_size) else AttentionCGSupport.NEVER
+        # layers with caches of several precisions come as one spec that holds theirs
+        specs = getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()
+        native = all(kernels.native_attention(getattr(spec, "head_size", 0)) for spec in specs)
+        return AttentionCGSupport.ALWAYS if native else AttentionCGSupport.NEVER
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
