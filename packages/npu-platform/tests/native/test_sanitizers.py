@@ -27,7 +27,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizers", ["address,undefined", pytest.param("thread", marks=pytest.mark.nightly)])
 def test_sanitized(part: str, sanitizers: str, tmp_path: Path) -> None:
     program = tmp_path / part
     sources = [*PARTS[part], Path(__file__).with_name(f"{part}_test.cpp")]
