@@ -44,8 +44,9 @@ def test_the_tier_s_pinned_memory_is_within_its_bytes_and_goes_back_to_the_syste
     done = run_program(COUNT, str(budget))
     assert done.returncode == 0, done.stderr
     taken, left = json.loads(done.stdout.splitlines()[-1])
-    # 40 MiB have no room for themselves rounded up to a power of two, as the allocator does.
-    assert taken == (budget if budget == 64 << 20 else 0)
+    assert taken <= budget
+    # 40 MiB have no room for themselves rounded up to a power of two, as allocators of pinned memory may do.
+    assert (taken > 0) == (budget == 64 << 20)
     assert left == 0
 
 

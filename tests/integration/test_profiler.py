@@ -22,7 +22,8 @@ def test_trace_of_a_run(tmp_path: Path) -> None:
     rounds = [{"prompts": models.prompt_token_ids([PROMPT]), "sampling": {"temperature": 0.0, "max_tokens": NEW}}]
     settings = {"max_model_len": 256, "max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20}
     profiler = {"profiler": "torch", "torch_profiler_dir": str(traces)}
-    run = run_engine(tmp_path / "run", model, rounds, **settings, profiler_config=profiler)
+    # Unmeasured: on some processors torch's linear is the faster one for layers as small as these.
+    run = run_engine(tmp_path / "run", model, rounds, {"NPU_TUNE": "0"}, **settings, profiler_config=profiler)
     assert run.graphs_captured > 0
     (trace,) = traces.glob("*.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
