@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from tests.support.environments import PACKAGES, Environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 USE_ALONE = {
@@ -21,14 +23,31 @@ USE_ALONE = {
 """What must work in an environment with torch and this distribution, and without vLLM."""
 
 
+OWN_PLATFORM = """
+import vllm.platforms
+from vllm.platforms.interface import Platform, PlatformEnum
+class Ours(Platform):
+    _enum = PlatformEnum.OOT
+    device_name = device_type = "cpu"
+vllm.platforms._current_platform = Ours()
+"""
 USE_WITH_VLLM = {
-    "npu-ops": "from vllm.plugins import load_general_plugins; load_general_plugins();"
-    "from vllm.model_executor.custom_op import op_registry_oot; assert 'SiluAndMul' in op_registry_oot",
-    "npu-kvconnector": "from vllm.plugins import load_general_plugins; load_general_plugins();"
-    "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory;"
-    "assert 'NPUOffloadConnector' in KVConnectorFactory._registry",
-    "npu-statlogger": "from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories;"
-    "assert len(load_stat_logger_plugin_factories()) == 1",
+    "npu-ops": f"""{OWN_PLATFORM}
+from vllm.plugins import load_general_plugins
+from vllm.model_executor.custom_op import op_registry_oot
+load_general_plugins()
+assert "SiluAndMul" in op_registry_oot
+""",
+    "npu-kvconnector": """
+from vllm.plugins import load_general_plugins
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+load_general_plugins()
+assert "NPUOffloadConnector" in KVConnectorFactory._registry
+""",
+    "npu-statlogger": """
+from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
+assert len(load_stat_logger_plugin_factories()) == 1
+""",
 }
 """What must work in an environment with vLLM and this distribution alone; npu-platform answers questions there."""
 
@@ -55,14 +74,21 @@ def test_one_alone_adds_itself_and_works(name: str, wheels: Path, tmp_path: Path
 
 
 def test_one_alone_serves_vllm(wheels: Path, with_vllm: Environment) -> None:
-    with_vllm.install("npu-platform", wheels=wheels)
-    demo = json.loads(with_vllm.script("npu", "demo", "--json").stdout)
-    assert [answer["right"] for answer in demo["answers"]] == [True] * 4
-    with_vllm.uninstall("npu-platform")
+    with installed("npu-platform", wheels, with_vllm):
+        demo = json.loads(with_vllm.script("npu", "demo", "--json").stdout)
+        assert [answer["right"] for answer in demo["answers"]] == [True] * 4
     for name, code in USE_WITH_VLLM.items():
-        with_vllm.install(name, wheels=wheels)
-        with_vllm.run(code)
-        with_vllm.uninstall(name)
+        with installed(name, wheels, with_vllm):
+            with_vllm.run(code)
+
+
+@contextlib.contextmanager
+def installed(name: str, wheels: Path, environment: Environment) -> Iterator[None]:
+    environment.install(name, wheels=wheels)
+    try:
+        yield
+    finally:
+        environment.uninstall(name)
 
 
 def test_all_together_add_themselves_and_leave_torch_and_vllm_alone(wheels: Path, with_vllm: Environment) -> None:
