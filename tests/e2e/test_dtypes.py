@@ -5,6 +5,7 @@ CI takes each family in bfloat16, which is the default, and a few in float16; th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,21 @@ Runs = dict[str, tuple[Path, EngineRun]]
 
 
 @pytest.fixture(scope="module")
-def runs(dtype: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The families that this session asks for in a dtype, one engine after the other in one process."""
+def runs_in(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
+    """Runs the families that this session asks for in a dtype, one engine after the other in one process, once."""
+    done: dict[str, Runs] = {}
     asked = [item.callspec.params for item in request.session.items if item.path == request.path]
-    names = [params["name"] for params in asked if params["dtype"] == dtype]
-    folder = tmp_path_factory.mktemp(dtype)
+
+    def runs(dtype: str) -> Runs:
+        if dtype not in done:
+            names = [params["name"] for params in asked if params["dtype"] == dtype]
+            done[dtype] = run_families(names, dtype, tmp_path_factory.mktemp(dtype))
+        return done[dtype]
+
+    return runs
+
+
+def run_families(names: list[str], dtype: str, folder: Path) -> Runs:
     made = {name: FAMILIES[name].make(folder / name) for name in names}
     scenarios = [
         {
@@ -40,9 +51,9 @@ def runs(dtype: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     return {name: (made[name], run) for name, run in zip(made, run_scenarios(folder, scenarios), strict=True)}
 
 
-@pytest.mark.parametrize(("dtype", "name"), [*(("bfloat16", name) for name in FAMILIES), *FLOAT16], scope="module")
-def test_family(dtype: str, name: str, runs: Runs) -> None:
-    (folder, run), family = runs[name], FAMILIES[name]
+@pytest.mark.parametrize(("dtype", "name"), [*(("bfloat16", name) for name in FAMILIES), *FLOAT16])
+def test_family(dtype: str, name: str, runs_in: Callable[[str], Runs]) -> None:
+    (folder, run), family = runs_in(dtype)[name], FAMILIES[name]
     assert run.platform == "npu"
     assert family.embeds or run.graphs_captured
     family.assert_true(folder, getattr(torch, dtype), family.round(folder), run.rounds[0])
