@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="the connector is a subclass of vLLM's; insta
 from vllm.config import DeviceConfig, KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -91,3 +92,12 @@ def test_the_tier_is_sized_in_whole_chunks_of_all_workers() -> None:
 def test_a_tier_below_one_chunk_is_refused() -> None:
     with pytest.raises(CapacityError, match="holds no chunk: one takes 32768 bytes"):
         NPUHostTierSpec(offloading_config(32767))
+
+
+def test_a_worker_takes_its_share_of_the_tier_and_no_more() -> None:
+    spec = NPUHostTierSpec(offloading_config(10 * 32768))
+    page = 8192 + 1  # a byte more a block than the tier was sized for
+    tensor = torch.zeros(4, page, dtype=torch.int8)
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page)], [[CanonicalKVCacheRef(0, page)]])
+    with pytest.raises(CapacityError, match=f"more than this worker's share of {5 * 32768} bytes"):
+        spec.get_worker(caches)
