@@ -48,6 +48,7 @@ def three() -> dict:
     return record(*turns, *(turn("vllm", n, 2.0) for n in (1, 2, 3)), turn("llama.cpp", 1, 1.5))
 
 
+@pytest.mark.nightly
 def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one import of vLLM in place of two
     engine.main(

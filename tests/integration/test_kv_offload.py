@@ -54,7 +54,7 @@ def test_the_tier_s_pinned_memory_is_within_its_bytes_and_goes_back_to_the_syste
     scope="module",
     params=[
         pytest.param(("npu", "qwen3", 20), id="npu-qwen3"),
-        pytest.param(("npu", "gemma3", 60), id="npu-gemma3-hybrid"),
+        pytest.param(("npu", "gemma3", 60), id="npu-gemma3-hybrid", marks=pytest.mark.nightly),
         pytest.param(("cpu", "qwen3", 20), id="cpu-qwen3", marks=pytest.mark.peer),
         pytest.param(("cpu", "gemma3", 60), id="cpu-gemma3-hybrid", marks=pytest.mark.peer),
     ],

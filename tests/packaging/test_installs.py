@@ -73,6 +73,7 @@ def test_one_alone_adds_itself_and_works(name: str, wheels: Path, tmp_path: Path
     environment.run(USE_ALONE[name])
 
 
+@pytest.mark.nightly
 def test_one_alone_serves_vllm(wheels: Path, with_vllm: Environment) -> None:
     with installed("npu-platform", wheels, with_vllm):
         demo = json.loads(with_vllm.script("npu", "demo", "--json").stdout)

@@ -1,7 +1,11 @@
-"""Registration with vLLM, in a process of its own each time: vLLM's registries are global."""
+"""Registration with vLLM, in a process of its own each time: vLLM's registries are global.
+
+Those that register are forks of one process that has imported vLLM, which takes seconds.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,13 +30,44 @@ from vllm.model_executor.custom_op import op_registry_oot
 npu_ops.register(); npu_ops.register()
 config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
 """
+HOST = """
+import json, os, sys, traceback
+for line in sys.stdin:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        status = 1
+        try:
+            exec(json.loads(line), dict(globals()))
+            status = 0
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    print("ended", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+ENVIRONMENT = {**os.environ, "VLLM_PLUGINS": "", "NPU_DEVICE": "off"}
 
 
-def run(code):
-    environment = {**os.environ, "VLLM_PLUGINS": "", "NPU_DEVICE": "off"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout.split()
+@pytest.fixture(scope="module")
+def registered():
+    """Return a function that runs code where npu-ops has registered, and returns the words it prints."""
+    command = [sys.executable, "-c", PRELUDE + HOST]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+
+        def run(code):
+            host.stdin.write(json.dumps(code) + "\n")
+            host.stdin.flush()
+            lines = []
+            for line in host.stdout:
+                if line.startswith("ended "):
+                    assert line == "ended 0\n", "".join(lines)[-3000:]
+                    return "".join(lines).split()
+                lines.append(line)
+            raise AssertionError("".join(lines)[-3000:])
+
+        yield run
+        host.stdin.close()
 
 
 def test_does_nothing_on_a_platform_of_vllm():
@@ -42,13 +77,13 @@ from vllm.model_executor.custom_op import op_registry_oot
 npu_ops.register()
 print(len(op_registry_oot))
 """
-    assert run(code)[-1] == "0"
+    result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.split()[-1] == "0"
 
 
-def test_norms_activations_and_rotations_equal_vllms_own():
-    code = (
-        PRELUDE
-        + """
+def test_norms_activations_and_rotations_equal_vllms_own(registered):
+    code = """
 from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm
 from vllm.model_executor.layers.activation import SiluAndMul, GeluAndMul, NewGELU, FastGELU, QuickGELU, GELU
 from vllm.model_executor.layers.activation import FatreluAndMul, GeluAndMulSparse, MulAndSilu, SiluAndMulWithClamp
@@ -109,14 +144,11 @@ with set_current_vllm_config(config), torch.inference_mode():
     near(*sparse)
 print("equal")
 """
-    )
-    assert run(code)[-1] == "equal"
+    assert registered(code)[-1] == "equal"
 
 
-def test_quantised_layers_choose_the_kernels_and_name_what_they_lack():
-    code = (
-        PRELUDE
-        + """
+def test_quantised_layers_choose_the_kernels_and_name_what_they_lack(registered):
+    code = """
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel, init_fp8_linear_kernel, init_int8_linear_kernel
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8DynamicTokenSym, kFp8Static128BlockSym, kFp8StaticTensorSym
@@ -145,14 +177,11 @@ with set_current_vllm_config(config):
     else: raise AssertionError
 print("chosen")
 """
-    )
-    assert run(code)[-1] == "chosen"
+    assert registered(code)[-1] == "chosen"
 
 
-def test_linear_layers_swap_only_the_unquantized_method():
-    code = (
-        PRELUDE
-        + """
+def test_linear_layers_swap_only_the_unquantized_method(registered):
+    code = """
 import os
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -197,14 +226,11 @@ with set_current_vllm_config(config), torch.inference_mode():
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
 print("swapped")
 """
-    )
-    assert run(code)[-1] == "swapped"
+    assert registered(code)[-1] == "swapped"
 
 
-def test_patch_embeddings_equal_torchs_convolutions():
-    code = (
-        PRELUDE
-        + """
+def test_patch_embeddings_equal_torchs_convolutions(registered):
+    code = """
 from vllm.model_executor.layers.conv import Conv2dLayer, Conv3dLayer
 conv = torch.nn.functional
 with set_current_vllm_config(config):
@@ -226,5 +252,4 @@ with set_current_vllm_config(config):
                 expected = convolve(x.double(), layer.weight.double(), bias_of, layer.stride, layer.padding)
                 torch.testing.assert_close(layer(x).double(), expected, rtol=tolerance, atol=tolerance * 10)
 """
-    )
-    assert set(run(code)) == {"NpuConv2dLayer", "NpuConv3dLayer"}
+    assert set(registered(code)) == {"NpuConv2dLayer", "NpuConv3dLayer"}

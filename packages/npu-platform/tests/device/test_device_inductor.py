@@ -33,6 +33,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE)
 
 
+@pytest.mark.nightly
 def test_decoder_layer_forward_and_backward_over_dynamic_shapes() -> None:
     block = LlamaBlock().to(DEVICE)
     compiled = torch.compile(copy.deepcopy(block), fullgraph=True)

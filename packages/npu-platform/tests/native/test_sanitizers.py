@@ -26,8 +26,9 @@ PARTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", pytest.param("thread", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_sanitized(part: str, sanitizers: str, tmp_path: Path) -> None:
     program = tmp_path / part
     sources = [*PARTS[part], Path(__file__).with_name(f"{part}_test.cpp")]
