@@ -45,9 +45,7 @@ def on_two(
     made: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, EngineRun]:
     asked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
-    cases = {
-        name: {"tensor_parallel_size": 2} | settings for name, settings in TWO_DEVICES.items() if name in asked
-    }
+    cases = {name: {"tensor_parallel_size": 2} | settings for name, settings in TWO_DEVICES.items() if name in asked}
     devices = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
     return run(made, cases, tmp_path_factory.mktemp("two"), devices)
 
