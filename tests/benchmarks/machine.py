@@ -19,6 +19,8 @@ GENERATIONS = (
     (25, range(0x100), "Zen 3"),
     (26, range(0x100), "Zen 5"),
 )
+# Where the generation is hidden or not known here.
+BRANDS = ("Xeon", "EPYC", "Ryzen", "Core")
 # What decides which kernels a processor can run, from the newest on.
 EXTENSIONS = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "fma")
 
@@ -48,9 +50,10 @@ def machine() -> str:
 
 
 def name() -> str:
-    """Return the folder of the machine's pages: the processor's generation and its best instruction set."""
+    """Return the folder of the machine's pages: the processor's generation or brand, and its best instruction set."""
     tier = next((each for each in EXTENSIONS if each in processor().get("flags", "").split()), platform.machine())
-    return re.sub(r"[^a-z0-9_]+", "-", f"{generation() or 'cpu'} {tier}".lower()).strip("-")
+    brand = next((each for each in BRANDS if each in processor().get("model name", "")), "cpu")
+    return re.sub(r"[^a-z0-9_]+", "-", f"{generation() or brand} {tier}".lower()).strip("-")
 
 
 def description() -> str:
