@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -48,6 +49,9 @@ def test_healthy_environment_has_no_problem() -> None:
     ]
     assert {"torch.backends npu", "vllm.platform_plugins npu"} <= set(loaded)
     assert any(finding["name"] == "npu:0" for finding in findings)
+    nodes = next(finding for finding in findings if finding["name"] == "memory nodes")
+    cores = [int(each) for each in re.findall(r"node \d+ beside (\d+) of the cores", nodes["detail"])]
+    assert sum(cores) == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,14 +74,25 @@ def test_a_device_that_is_not_there_is_refused(local_rank: int, parallel: dict[s
         worker(local_rank, **parallel)._visible_device()
 
 
+SOCKETS = [("host", frozenset(range(32))), ("host", frozenset(range(32, 64)))]
+
+
+def test_a_rank_with_a_socket_of_its_own_has_all_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
+    monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)
+    assert worker(tensor_parallel_size=2)._num_threads(SOCKETS[0], SOCKETS) == 32
+    both = ("host", SOCKETS[0][1] | SOCKETS[1][1])
+    assert worker(tensor_parallel_size=2)._num_threads(both, [both, both]) == 32
+
+
 def test_threads_are_shared_with_replicas_that_only_vllm_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM makes a replica of a dense model believe that it is alone; OMP_NUM_THREADS then has its share of cores."""
     monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
     monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cores = len(os.sched_getaffinity(0))
-    assert worker()._num_threads() == cores, "the user's variable is for torch's kernels"
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    alone = (SOCKETS[0], SOCKETS[:1])
+    assert worker()._num_threads(*alone) == 32, "the user's variable is for torch's kernels"
     monkeypatch.setenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", "1")
-    assert worker()._num_threads() == 1
-    monkeypatch.setenv("OMP_NUM_THREADS", str(4 * cores))
-    assert worker()._num_threads() == cores
+    assert worker()._num_threads(*alone) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "128")
+    assert worker()._num_threads(*alone) == 32

@@ -1,21 +1,18 @@
 #include "config/config.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "config/processors.h"
 #include "include/npu_driver.h"
 
 namespace npu {
@@ -109,18 +106,6 @@ std::vector<int> visible_devices(int devices) {
   return visible;
 }
 
-// Linux refuses a mask smaller than its own, which has a bit for each processor that the machine may ever have: cpu_set_t ends at 1024.
-int cores_available() {
-  constexpr size_t kMostWords = 1 << 14;
-  for (std::vector<uint64_t> mask(16); mask.size() <= kMostWords; mask.resize(2 * mask.size())) {
-    if (sched_getaffinity(0, mask.size() * sizeof mask[0], reinterpret_cast<cpu_set_t*>(mask.data())) == 0) {
-      return std::max(1, std::accumulate(mask.begin(), mask.end(), 0, [](int n, uint64_t word) { return n + std::popcount(word); }));
-    }
-    if (errno != EINVAL) break;
-  }
-  return std::max(1, int(sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
 FallbackReport fallback_report() {
   auto text = read("NPU_FALLBACK");
   if (!text || text->empty() || *text == "silent") return FallbackReport::silent;
@@ -157,7 +142,7 @@ Config parse() {
   return Config{
       .visible = driver_choice().kind == DriverKind::library ? std::vector<int>{} : visible_devices(devices),
       .memory_bytes = memory_bytes(devices),
-      .threads = int_between("NPU_NUM_THREADS", 1, 1024, cores_available()),
+      .threads = int_between("NPU_NUM_THREADS", 1, 1024, int(processors_allowed().size())),
       .fallback = fallback_report(),
       .check_memory = check_memory,
       .faults = std::move(faults),

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "config/processors.h"
 #include "simulator/memory_check.h"
 
 namespace npu::sim {
@@ -35,7 +36,7 @@ void after_fork_in_child() {
 
 }  // namespace
 
-Devices::Devices(const Config& config) : pool_(config.threads) {
+Devices::Devices(const Config& config) : pool_(config.threads, processors_by_node(processors_allowed())) {
   for (size_t i = 0; i < config.visible.size(); ++i) {
     memory_.push_back(std::make_unique<DeviceMemory>(config.memory_bytes, config.huge_pages, config.check_memory));
   }

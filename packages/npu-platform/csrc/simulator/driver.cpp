@@ -187,8 +187,9 @@ npu_status launch(int, int64_t, const char*, void (*run)(void* closure), void* c
 }
 
 npu_status copy(int, int64_t, void* target, const void* source, size_t bytes, npu_copy_kind) {
-  constexpr size_t kChunk = size_t(1) << 20;
-  if (bytes < 4 * kChunk) {
+  // Shared out as a kernel shares out the rows of a weight: who copies a part touches it first, and its memory is beside that thread.
+  constexpr size_t kGrain = size_t(1) << 16, kLeast = size_t(4) << 20;
+  if (bytes < kLeast) {
     std::memcpy(target, source, bytes);
     return NPU_OK;
   }
@@ -199,10 +200,10 @@ npu_status copy(int, int64_t, void* target, const void* source, size_t bytes, np
   } range{static_cast<char*>(target), static_cast<const char*>(source), bytes};
   auto body = [](void* context, int64_t begin, int64_t end) {
     const auto& all = *static_cast<Range*>(context);
-    const size_t from = size_t(begin) * kChunk, to = std::min(size_t(end) * kChunk, all.bytes);
+    const size_t from = size_t(begin) * kGrain, to = std::min(size_t(end) * kGrain, all.bytes);
     std::memcpy(all.target + from, all.source + from, to - from);
   };
-  Devices::instance().pool().parallel_for(0, int64_t((bytes + kChunk - 1) / kChunk), 1, body, &range);
+  Devices::instance().pool().parallel_for(0, int64_t((bytes + kGrain - 1) / kGrain), 1, body, &range);
   return NPU_OK;
 }
 

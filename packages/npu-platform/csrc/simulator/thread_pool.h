@@ -1,26 +1,37 @@
-// The device's cores: loops shared out over a few threads, on a machine that may belong to others as well.
+// The device's cores: loops shared out over the threads of one process, on a machine that may belong to others as well.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 namespace npu::sim {
 
-// Opportunistic chunks: the caller works through the loop itself; helper threads take chunks as long as they run. When a
-// neighbour has taken a core, its helper simply takes fewer chunks, and nobody spins for it: a helper polls for work for
-// some microseconds after a loop and then sleeps in the kernel. (OpenMP's spinning barrier was 10x slower there.)
+// Each thread has a share of a loop, the same one in every loop of that size: it finds its part of the weights in its own caches, and in
+// the memory that it touched first. It takes the share piece by piece, and then pieces that are left of others' shares. So nobody waits
+// for a thread whose core a neighbour has taken, but for a piece that it has begun; and nobody spins for it: a thread polls for its next
+// loop for some microseconds, and then sleeps in the kernel. (OpenMP's spinning barrier was 10x slower there.)
+//
+// What a loop costs must not grow with the square of the threads: no word is written by all of them. A thread is called on a line of its
+// own, counts the pieces of its share on another, and says there that it has left. A loop with less work than threads calls fewer.
+//
+// A pool lives as long as the process.
 class ThreadPool {
  public:
   using Body = void (*)(void* ctx, int64_t begin, int64_t end);
 
-  explicit ThreadPool(int threads) : threads_(threads) {}
+  static constexpr int kMostThreads = 4096;
 
-  // Runs body, which must not throw, over [begin, end) in chunks of at least grain. A nested or concurrent call runs on its
+  // Helpers stay on the processors of a memory node each, in proportion; with one node, or none, they go where the system sends them.
+  explicit ThreadPool(int threads, std::vector<std::vector<int>> nodes = {});
+
+  // Runs body, which must not throw, over [begin, end) in pieces of at least grain. A nested or concurrent call runs on its
   // caller alone.
   void parallel_for(int64_t begin, int64_t end, int64_t grain, Body body, void* ctx);
   int threads() const { return threads_.load(std::memory_order_relaxed); }
-  void set_threads(int threads);  // the caller included; at least 1
+  void set_threads(int threads);  // the caller included; from 1 to kMostThreads
 
   // A forked child has the caller's thread only: helpers start again at its first loop.
   void before_fork() { owner_.lock(); }
@@ -28,26 +39,31 @@ class ThreadPool {
   void after_fork_in_child();
 
  private:
+  struct Place;
+  struct Loop;
+
   void start_helpers(int helpers);
   void help(int index);
-  void work() noexcept;
-  void publish();
-  void wait_for_helpers();
+  bool wait_for_call(Place& place, uint64_t last);
+  void publish(const Loop& loop);
+  std::optional<Loop> loop_of(uint64_t number) const;
+  void work(const Loop& loop, int share) noexcept;
+  void wake(const Loop& loop, int share);
+  void stay_beside_memory(int index, int threads) const;
 
   std::atomic<int> threads_;
   std::mutex owner_;  // one loop at a time
-  int started_ = 0;  // helpers
+  int started_ = 0;   // helpers
+  Place* const places_;  // one a thread, the caller's first
+  const std::vector<std::vector<int>> nodes_;
 
-  // The loop under way.
-  Body body_ = nullptr;
-  void* ctx_ = nullptr;
-  int64_t end_ = 0, chunk_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
-  // Low bits: helpers inside the loop; kOpen: helpers may enter.
-  alignas(64) std::atomic<uint32_t> members_{0};
-  // Counts loops: helpers poll it, and sleep on it.
-  alignas(64) std::atomic<uint32_t> epoch_{0};
-  std::atomic<uint32_t> sleepers_{0};
+  // The loop under way. Who is late may read it while the next one is written: hence atomic, and numbered.
+  alignas(128) std::atomic<uint64_t> number_{0};
+  std::atomic<Body> body_{nullptr};
+  std::atomic<void*> ctx_{nullptr};
+  std::atomic<int64_t> begin_{0}, end_{0}, grain_{1}, grains_{0};
+  std::atomic<uint64_t> shares_of_threads_{0};
+  alignas(128) std::atomic<int> sleepers_{0};
 };
 
 }  // namespace npu::sim

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_platform import activation, config
+from npu_platform import activation, config, numa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,6 +209,9 @@ def _processor() -> Iterator[Finding]:
     lacks = [name for name in _INSTRUCTION_SETS if name not in has]
     detail = f"has {', '.join(has) or 'none of ours'}" + (f"; lacks {', '.join(lacks)}" if lacks else "")
     yield Finding(section, "instructions", detail)
+    memories = [f"node {node} beside {len(its)} of the cores" for node, its in numa.nodes().items()]
+    hint = "; a rank each: --tensor-parallel-size and --numa-bind" if len(memories) > 1 else ""
+    yield Finding(section, "memory nodes", ", ".join(memories) + hint)
 
 
 def _devices() -> Iterator[Finding]:

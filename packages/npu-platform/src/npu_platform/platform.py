@@ -12,7 +12,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, config, features
+from npu_platform import activation, config, features, numa
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Name the worker, and refuse what the device cannot do; runs for every copy of the configuration.
+        """Name the worker and the memory nodes of ranks, and refuse what the device cannot do; for every configuration.
 
         Raises ConfigurationError or UnsupportedFeatureError.
         """
@@ -176,6 +176,7 @@ class NPUPlatform(Platform):
         features.disable_fusion_passes(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
+        numa.bind_ranks(vllm_config.parallel_config)
         config.prepare_child_environment()
         if torch.npu.is_initialized():
             config.use_spawned_workers()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm.envs as vllm_envs
+from vllm.distributed import get_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
@@ -18,7 +18,7 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat
+from npu_platform import batch_invariance, compat, numa
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from npu_platform.model_runner import NPUModelRunner
 
 logger = init_logger("vllm.npu_platform.worker")
+
+Processors = tuple[str, frozenset[int]]
+"""What :func:`npu_platform.numa.where` returns."""
 
 _MORE_DEVICES = (
     "lower --tensor-, --pipeline- or --data-parallel-size, or name other --device-ids; "
@@ -55,7 +58,6 @@ class NPUWorker(Worker):
         self.local_rank += self._first_of_engine()
         self.device = torch.device("npu", self._visible_device())
         torch.accelerator.set_device_index(self.device)
-        torch.npu.set_num_threads(self._num_threads())
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         with compat.without_triton_batch_invariance():
             init_worker_distributed_environment(
@@ -65,6 +67,7 @@ class NPUWorker(Worker):
                 self.device.index,  # of a platform out of tree, groups take their device from it
                 current_platform.dist_backend,
             )
+        torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
         set_random_seed(self.model_config.seed)
@@ -82,7 +85,7 @@ class NPUWorker(Worker):
         are the device's, and :func:`npu_platform.config.prepare_child_environment` made them sleep instead.
         """
         super().load_model(load_dummy_weights=load_dummy_weights)
-        torch.set_num_threads(self._num_threads())
+        torch.set_num_threads(torch.npu.get_num_threads())
         warm_up(self.model_runner.get_model(), self.scheduler_config.max_num_batched_tokens)
         logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
 
@@ -157,16 +160,23 @@ class NPUWorker(Worker):
             raise ConfigurationError(msg)
         return device
 
-    def _num_threads(self) -> int:
-        """Return the threads of this rank: the setting, the variable, or its even share of the process's cores."""
+    def _num_threads(self, mine: Processors, of_all: list[Processors]) -> int:
+        """Return the threads of this rank: the setting, the variable, or its share of the cores that it may use."""
         if self.npu_config.num_threads is not None:
             return self.npu_config.num_threads
-        if "NPU_NUM_THREADS" in variables_set():
-            return torch.npu.get_num_threads()
-        ranks = self.parallel_config.world_size * max(1, self.parallel_config.data_parallel_size_local)
-        share = len(os.sched_getaffinity(0)) // ranks
         environ = variables_set()
+        if "NPU_NUM_THREADS" in environ:
+            return torch.npu.get_num_threads()
+        share = numa.cores_of_rank(mine, of_all)
         if OMP_NUM_THREADS_SET_BY_VLLM in environ:
             # Replicas of a dense model do not know of each other, but what vLLM sets for their start counts them.
             share = min(share, int(environ["OMP_NUM_THREADS"]))
         return max(1, share)
+
+
+def _where_ranks_are() -> tuple[Processors, list[Processors]]:
+    """Return the host and the processors of this rank, and of all ranks of its group."""
+    world, mine = get_world_group(), numa.where()
+    of_all = [mine] * world.world_size
+    torch.distributed.all_gather_object(of_all, mine, group=world.cpu_group)
+    return mine, of_all
