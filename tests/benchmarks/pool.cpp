@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "config/processors.h"
 #include "one_counter_pool.h"
 #include "simulator/thread_pool.h"
 
@@ -37,24 +38,27 @@ double own_line() {
   return median(samples);
 }
 
-// Two threads increase a word in turn: a turn is the line's way to the other core, and the load that saw it.
+// Two threads, on a core each, increase a word in turn: a turn is the line's way to the other core, and the load that saw it.
 double line_between_cores() {
-  constexpr int kTurns = 2000;
+  constexpr int kTurns = 4000, kBothHaveBegun = 1000;
+  const auto cores = npu::processors_allowed();
   std::vector<double> samples;
   for (int sample = 0; sample < 30; ++sample) {
     alignas(128) std::atomic<int> word{0};
-    auto play = [&word](int me) {
+    Clock::time_point began;
+    auto play = [&](int me) {
+      npu::stay_on({cores[size_t(me) % cores.size()]});
       for (int turn = me; turn < kTurns; turn += 2) {
         while (word.load(std::memory_order_acquire) != turn) {
         }
         word.fetch_add(1, std::memory_order_acq_rel);
+        if (turn == kBothHaveBegun) began = Clock::now();
       }
     };
-    std::thread other(play, 1);
-    const auto began = Clock::now();
-    play(0);
+    std::thread other(play, 1), first(play, 0);
+    first.join();
+    samples.push_back(nanoseconds(began) / (kTurns - kBothHaveBegun));
     other.join();
-    samples.push_back(nanoseconds(began) / kTurns);
   }
   return median(samples);
 }

@@ -198,7 +198,6 @@ struct OneCounter {
 // A share each, two lines each.
 struct Shares {
   const int threads;
-  Line loop;
   std::vector<Line> called, place;  // the value of a place: pieces taken
   std::vector<bool> is_inside;
   Work work{};
@@ -207,50 +206,44 @@ struct Shares {
 
   explicit Shares(int threads) : threads(threads), called(size_t(threads)), place(size_t(threads)), is_inside(size_t(threads)) {}
 
-  Task pieces(int me) {
-    for (int i = 0; i < shares; ++i) {
+  Task pieces(int me, int64_t of) {
+    Line& mine = place[size_t(me)];
+    for (int i = 0; of == number && i < shares; ++i) {
       const int owner = (me + i) % shares;
       Line& line = place[size_t(owner)];
       const int64_t count = share_of(work.grains, shares, owner).count, most = std::min<int64_t>(8, count);
-      if (i > 0) {  // looks before it writes; the looks overlap
-        const double seen = line.read(me, now);
-        co_await Until{now + (seen - now) / (line.value < most ? 1 : kOverlap)};
-      }
-      while (line.value < most) {
+      const double seen = line.read(me, now);  // looks, which overlap, before it writes
+      co_await Until{now + (seen - now) / (line.value < most ? 1 : kOverlap)};
+      if (of != number || line.value >= most) continue;
+      co_await Until{mine.write(me, now)};
+      is_inside[size_t(me)] = true;
+      while (of == number && line.value < most) {
         co_await Until{line.write(me, now)};
-        if (line.value >= most) break;
+        if (of != number || line.value >= most) break;
         const int64_t piece = line.value++;
         co_await spend(time_of(work.bytes * double(share_of(count, most, piece).count), shares));
       }
+      co_await Until{mine.write(me, now)};
+      is_inside[size_t(me)] = false;
+      mine.show(mine.value, now);
     }
   }
   Task helper(int me) {
     for (int64_t seen = 0;;) {
       co_await Changed{called[size_t(me)], me, seen};
       seen = called[size_t(me)].value;
-      co_await Until{place[size_t(me)].write(me, now)};
-      is_inside[size_t(me)] = true;
-      co_await Until{loop.read(me, now)};
-      if (seen == number) co_await pieces(me);
-      co_await Until{place[size_t(me)].write(me, now)};
-      is_inside[size_t(me)] = false;
-      place[size_t(me)].show(place[size_t(me)].value, now);
+      co_await pieces(me, seen);
     }
   }
   Task run(Work of) {
-    co_await Until{loop.write(0, now)};
     work = of;
     ++number;
     shares = int(std::min<int64_t>(threads, of.grains));
     for (Line& line : place) line.value = 0;  // by the number of the loop, which is a part of the word
-    double called_all = now;
-    for (int i = 1; i < shares; ++i) {
-      const double done = called[size_t(i)].write(0, now + cost.way / kOverlap * (i - 1));
-      called_all = std::max(called_all, now + cost.own * i);
-      called[size_t(i)].show(number, done);
-    }
-    co_await Until{called_all};
-    co_await pieces(0);
+    const double began = now;
+    for (int i = 1; i < shares; ++i) called[size_t(i)].show(number, called[size_t(i)].write(0, began + cost.way / kOverlap * (i - 1)));
+    co_await spend(cost.way + cost.own * (shares - 1));
+    co_await pieces(0, number);
     for (int i = 1; i < shares; ++i) {
       const double seen = place[size_t(i)].read(0, now);
       co_await Until{now + (seen - now) / kOverlap};

@@ -52,16 +52,58 @@ struct Division {
 
 }  // namespace
 
-// A thread's lines. Processors fetch lines in pairs: hence twice 64 bytes.
+struct ThreadPool::Loop {
+  uint64_t number;
+  Body body;
+  void* ctx;
+  int64_t begin, end, grain;
+  int shares, threads;  // as many shares as threads that are called, with the caller; of all threads
+
+  int64_t grains() const { return (end - begin - 1) / grain + 1; }
+  // The thread of a share: in proportion, so that a part of the weights belongs to the same node in loops with few shares and many.
+  int place(int share) const { return shares == threads ? share : int(uint32_t(share) * uint32_t(threads) / uint32_t(shares)); }
+};
+
+// A thread's lines. Processors fetch lines in pairs: hence 128 bytes.
 struct ThreadPool::Place {
-  // The caller of a loop writes here, and the thread alone polls.
-  alignas(128) std::atomic<uint64_t> called{0};  // to the loop of that number
-  std::atomic<int> share{0};                     // of that loop
-  std::atomic<uint32_t> asleep{0};               // until somebody clears it
+  // What the thread is called to, in one line, which it alone polls. Who is late may read it while the next call is written: hence atomic.
+  alignas(128) std::atomic<uint64_t> called{0};  // number of the loop that the line tells of
+  std::atomic<uint64_t> written{0};              // number of the loop that is being written there, or was
+  std::atomic<Body> body{nullptr};
+  std::atomic<void*> ctx{nullptr};
+  std::atomic<int64_t> begin{0}, end{0}, grain{1};
+  std::atomic<uint64_t> shares{0};  // the thread's, of all, of threads: 16 bits each
+
+  alignas(64) std::atomic<uint32_t> asleep{0};  // until somebody clears it
+
   // The thread writes here, and who takes pieces of its share.
   alignas(128) std::atomic<uint64_t> taken{0};  // number of the loop << kPieceBits, plus the pieces that are taken; it only grows
   std::atomic<uint32_t> state{kOutside};
 
+  void call(const Loop& loop, int share) {
+    constexpr auto release = std::memory_order_release;
+    written.store(loop.number, std::memory_order_relaxed);
+    body.store(loop.body, release);  // who reads this or what follows also reads the number above
+    ctx.store(loop.ctx, release);
+    begin.store(loop.begin, release);
+    end.store(loop.end, release);
+    grain.store(loop.grain, release);
+    shares.store(uint64_t(share) | uint64_t(loop.shares) << 16 | uint64_t(loop.threads) << 32, release);
+    called.store(loop.number, release);
+  }
+  // False: that loop is over.
+  bool read_call(uint64_t number, Loop& loop, int& share) const {
+    constexpr auto acquire = std::memory_order_acquire;
+    const uint64_t of = shares.load(acquire);
+    share = int(of & 0xffff);
+    loop = {number, body.load(acquire), ctx.load(acquire), begin.load(acquire), end.load(acquire), grain.load(acquire),
+            int(of >> 16 & 0xffff), int(of >> 32)};
+    return written.load(std::memory_order_relaxed) == number;
+  }
+
+  bool has_pieces(uint64_t number, int64_t pieces) const {
+    return taken.load(std::memory_order_acquire) < (number << kPieceBits) + uint64_t(pieces);
+  }
   // The next piece of `pieces`, or -1: all are taken, or that loop is over.
   int64_t take(uint64_t number, int64_t pieces) {
     const uint64_t none = number << kPieceBits, all = none + uint64_t(pieces);
@@ -98,29 +140,6 @@ struct ThreadPool::Place {
   }
 };
 
-struct ThreadPool::Loop {
-  uint64_t number;
-  Body body;
-  void* ctx;
-  int64_t begin, end, grain, grains;
-  uint32_t shares, threads;  // as many shares as threads that are called, with the caller; of all threads
-
-  // The thread of a share: in proportion, so that a part of the weights belongs to the same node in loops with few shares and many.
-  int place(int share) const { return int(shares == threads ? uint32_t(share) : uint32_t(share) * threads / shares); }
-
-  // The pieces of [first, first + count) grains that `owner` has not given away yet.
-  void run(Place& owner, int64_t first, int64_t count) const {
-    const int64_t pieces = std::min(kPieces, count);
-    int64_t piece = owner.take(number, pieces);
-    if (piece < 0) return;
-    const Division of(count, pieces);
-    do {
-      const int64_t from = begin + (first + of.first(piece)) * grain;
-      body(ctx, from, std::min(from + of.count(piece) * grain, end));
-    } while ((piece = owner.take(number, pieces)) >= 0);
-  }
-};
-
 ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> nodes)
     : threads_(std::clamp(threads, 1, kMostThreads)),
       places_(static_cast<Place*>(std::aligned_alloc(alignof(Place), kMostThreads * sizeof(Place)))),
@@ -132,47 +151,43 @@ ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> nodes)
 void ThreadPool::parallel_for(int64_t begin, int64_t end, int64_t grain, Body body, void* ctx) {
   if (begin >= end) return;
   grain = std::max<int64_t>(1, grain);
-  const int64_t grains = (end - begin - 1) / grain + 1;
-  const int threads = this->threads(), shares = int(std::min<int64_t>(threads, grains));
-  if (shares == 1 || inside_loop || !owner_.try_lock()) {
+  Loop loop{0, body, ctx, begin, end, grain, 1, threads()};
+  loop.shares = int(std::min<int64_t>(loop.threads, loop.grains()));
+  if (loop.shares == 1 || inside_loop || !owner_.try_lock()) {
     body(ctx, begin, end);
     return;
   }
   std::lock_guard owned(owner_, std::adopt_lock);
-  const Loop loop{number_.load(std::memory_order_relaxed) + 1, body, ctx, begin, end, grain, grains, uint32_t(shares), uint32_t(threads)};
-  start_helpers(loop.place(shares - 1));
+  loop.number = ++number_;
+  start_helpers(loop.place(loop.shares - 1));
   publish(loop);
   inside_loop = true;
   work(loop, 0);
   inside_loop = false;
   // All pieces are taken, and who took one was inside before that.
-  for (int i = 1; i < shares; ++i) places_[loop.place(i)].wait_until_left(loop.number);
+  for (int i = 1; i < loop.shares; ++i) places_[loop.place(i)].wait_until_left(loop.number);
 }
 
-// Its own share first, then what is left of the others'.
+// Its own share first, then what is left of the others'. A thread that only looks is not inside: nobody waits for it.
 void ThreadPool::work(const Loop& loop, int share) noexcept {
-  const Division of(loop.grains, loop.shares);
-  const int shares = int(loop.shares);
-  for (int i = share; i < shares; ++i) loop.run(places_[loop.place(i)], of.first(i), of.count(i));
-  for (int i = 0; i < share; ++i) loop.run(places_[loop.place(i)], of.first(i), of.count(i));
+  const Division of(loop.grains(), loop.shares);
+  Place& mine = places_[loop.place(share)];
+  for (int i = 0, other = share; i < loop.shares; ++i, other = other + 1 < loop.shares ? other + 1 : 0) {
+    Place& owner = places_[loop.place(other)];
+    const int64_t count = of.count(other), pieces = std::min(kPieces, count);
+    if (!owner.has_pieces(loop.number, pieces)) continue;
+    mine.enter(loop.number);
+    const Division grains(count, pieces);
+    for (int64_t piece; (piece = owner.take(loop.number, pieces)) >= 0;) {
+      const int64_t from = loop.begin + (of.first(other) + grains.first(piece)) * loop.grain;
+      loop.body(loop.ctx, from, std::min(from + grains.count(piece) * loop.grain, loop.end));
+    }
+    mine.leave();
+  }
 }
 
-// The number before the rest: who reads any of it cannot take it for an earlier loop's.
 void ThreadPool::publish(const Loop& loop) {
-  constexpr auto release = std::memory_order_release;
-  number_.store(loop.number, std::memory_order_relaxed);
-  body_.store(loop.body, release);
-  ctx_.store(loop.ctx, release);
-  begin_.store(loop.begin, release);
-  end_.store(loop.end, release);
-  grain_.store(loop.grain, release);
-  grains_.store(loop.grains, release);
-  shares_of_threads_.store(uint64_t(loop.shares) << 32 | loop.threads, release);
-  for (int i = 1; i < int(loop.shares); ++i) {
-    Place& place = places_[loop.place(i)];
-    place.share.store(i, release);
-    place.called.store(loop.number, release);
-  }
+  for (int i = 1; i < loop.shares; ++i) places_[loop.place(i)].call(loop, i);
   // A write: either it comes before that of a thread which goes to sleep, and the thread sees the call, or after, and is seen here.
   if (sleepers_.fetch_add(0, std::memory_order_acq_rel)) {
     wake(loop, 1);
@@ -180,33 +195,19 @@ void ThreadPool::publish(const Loop& loop) {
   }
 }
 
-// Nothing when that loop is over.
-std::optional<ThreadPool::Loop> ThreadPool::loop_of(uint64_t number) const {
-  constexpr auto acquire = std::memory_order_acquire;
-  const uint64_t shares = shares_of_threads_.load(acquire);
-  const Loop loop{number, body_.load(acquire), ctx_.load(acquire), begin_.load(acquire), end_.load(acquire), grain_.load(acquire),
-                  grains_.load(acquire), uint32_t(shares >> 32), uint32_t(shares)};
-  return number_.load(std::memory_order_relaxed) == number ? std::optional(loop) : std::nullopt;
-}
-
 void ThreadPool::help(int index) {
   inside_loop = true;
   Place& place = places_[index];
-  uint32_t threads = 0;
-  for (uint64_t last = 0;;) {
-    const bool slept = wait_for_call(place, last);
-    last = place.called.load(std::memory_order_acquire);
-    place.enter(last);
-    const int share = place.share.load(std::memory_order_acquire);
-    if (const auto loop = loop_of(last)) {
-      if (slept) {
-        wake(*loop, 2 * share + 1);
-        wake(*loop, 2 * share + 2);
-      }
-      if (loop->threads != threads) stay_beside_memory(index, int(threads = loop->threads));
-      work(*loop, share);
+  Loop loop{};
+  for (int share = 0, threads = 0;;) {
+    const bool slept = wait_for_call(place, loop.number);
+    if (!place.read_call(place.called.load(std::memory_order_acquire), loop, share)) continue;
+    if (slept) {
+      wake(loop, 2 * share + 1);
+      wake(loop, 2 * share + 2);
     }
-    place.leave();
+    if (loop.threads != threads) stay_beside_memory(index, threads = loop.threads);
+    work(loop, share);
   }
 }
 
@@ -231,7 +232,7 @@ bool ThreadPool::wait_for_call(Place& place, uint64_t last) {
 // Threads are woken as a tree: share 0 wakes 1 and 2, and who is woken wakes 2 i + 1 and 2 i + 2. Those below one that is awake are left to
 // its waker.
 void ThreadPool::wake(const Loop& loop, int share) {
-  if (share >= int(loop.shares)) return;
+  if (share >= loop.shares) return;
   std::atomic<uint32_t>& asleep = places_[loop.place(share)].asleep;
   if (asleep.load(std::memory_order_relaxed) && asleep.exchange(0, std::memory_order_acq_rel)) {
     sleepers_.fetch_sub(1, std::memory_order_relaxed);

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 namespace npu::sim {
@@ -46,7 +45,6 @@ class ThreadPool {
   void help(int index);
   bool wait_for_call(Place& place, uint64_t last);
   void publish(const Loop& loop);
-  std::optional<Loop> loop_of(uint64_t number) const;
   void work(const Loop& loop, int share) noexcept;
   void wake(const Loop& loop, int share);
   void stay_beside_memory(int index, int threads) const;
@@ -57,12 +55,7 @@ class ThreadPool {
   Place* const places_;  // one a thread, the caller's first
   const std::vector<std::vector<int>> nodes_;
 
-  // The loop under way. Who is late may read it while the next one is written: hence atomic, and numbered.
-  alignas(128) std::atomic<uint64_t> number_{0};
-  std::atomic<Body> body_{nullptr};
-  std::atomic<void*> ctx_{nullptr};
-  std::atomic<int64_t> begin_{0}, end_{0}, grain_{1}, grains_{0};
-  std::atomic<uint64_t> shares_of_threads_{0};
+  uint64_t number_ = 0;  // of the last loop
   alignas(128) std::atomic<int> sleepers_{0};
 };
 
