@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import draw, machine, pages, peer, results
+from tests.benchmarks import checkpoint, draw, machine, pages, peer, results
 from tests.benchmarks.engine_cases import CHOICES, SHAPES
 from tests.benchmarks.limits import Limits
 
@@ -115,7 +115,7 @@ def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
 def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: Path, file: Path) -> dict[str, Any]:
     """Return the record of the run; what is measured so far is kept beside the file, if the run should be cut off."""
     shape = SHAPES[options.shape]
-    (folder / "config.json").write_text(json.dumps(shape))
+    checkpoint.write_model(folder, shape)
     if LLAMA in chosen:
         from tests.benchmarks.llama import write_model
 

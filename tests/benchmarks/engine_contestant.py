@@ -23,7 +23,7 @@ from tests.benchmarks.split import split_of_steps
 
 
 def main(model: str, started: str, cases: str, engine_json: str) -> None:
-    """Start an engine with random weights, time every case and say what was running."""
+    """Start an engine, time every case and say what was running."""
     from vllm import LLM
 
     chosen, wanted = CHOICES[cases], json.loads(engine_json)
@@ -31,7 +31,6 @@ def main(model: str, started: str, cases: str, engine_json: str) -> None:
     shape = json.loads((Path(model) / "config.json").read_text())
     engine: dict[str, Any] = {
         "dtype": "bfloat16",
-        "load_format": "dummy",
         "skip_tokenizer_init": True,
         "max_model_len": longest(chosen),
         "max_num_batched_tokens": 4096,

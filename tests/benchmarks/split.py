@@ -28,12 +28,14 @@ def split_of_steps(llm: Any, timer: Timer, folder: Path, cases: list[Case], laye
     """Return for each case the wall time of a step or prefill without the profiler, and milliseconds a kernel with it."""
     result = {}
     for case in cases:
-        wall = statistics.median(timer.measured(case))
+        samples = timer.measured(case)
         before = set(folder.glob("*.json.gz"))
         llm.start_profile()
         timer.run(case.batch, case.context, case.steps, case.whole_steps)
         llm.stop_profile()
         (trace,) = set(folder.glob("*.json.gz")) - before
+        # before and after, so that a machine that becomes slower or faster meanwhile does not move the share of the host
+        wall = statistics.median(samples + timer.measured(case))
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         steps = 0 if case.kind == "prefill" else case.samples
         result[case.name] = {"wall_ms": wall * 1e3, "kernels_ms": kernels_of(events, layers, steps)}

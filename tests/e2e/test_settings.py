@@ -73,14 +73,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.tiny_deepseek_v2(tmp_path_factory.mktemp("latent") / "model")
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, latent: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
     """An engine for each setting, one after the other in one process."""
     greedy = {"prompts": PROMPTS, "sampling": GREEDY}
     cases = {name: (settings, [greedy, SAMPLED, SAMPLED]) for name, settings in SETTINGS.items()}
     cases["crowded"] = (CROWDED, [{"prompts": LONG_ANSWERS, "sampling": GREEDY | {"max_tokens": 60}}])
     cases["speculation"] = ({"speculative_config": SPECULATION}, [{"prompts": REPETITIVE, "sampling": GREEDY}])
+    drafted = [*PROMPTS[:4], *REPETITIVE]  # in one batch, so that only some have drafts
+    speculation = {"speculative_config": SPECULATION, "model": str(latent), "enable_prefix_caching": True}
+    cases["speculation-latent"] = (speculation, [{"prompts": drafted, "sampling": GREEDY | {"max_tokens": 40}}] * 2)
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    drawn = [{"prompts": REPETITIVE, "sampling": SEEDED | strengths} for strengths in ({}, penalties)]
+    cases["speculation-drawn"] = ({"speculative_config": SPECULATION}, [*drawn, *drawn])
     scenarios = [
-        {"engine": ENGINE | settings | {"model": str(model)}, "rounds": rounds} for settings, rounds in cases.values()
+        {"engine": {"model": str(model)} | ENGINE | settings, "rounds": rounds} for settings, rounds in cases.values()
     ]
     return dict(zip(cases, run_scenarios(tmp_path_factory.mktemp("runs"), scenarios), strict=True))
 
@@ -101,6 +112,22 @@ def test_preemption(model: Path, runs: dict[str, EngineRun]) -> None:
 def test_ngram_speculation(model: Path, runs: dict[str, EngineRun]) -> None:
     assert runs["speculation"].metrics["vllm:spec_decode_num_draft_tokens"] > 0
     check(model, REPETITIVE, runs["speculation"])
+
+
+def test_ngram_speculation_over_latents(latent: Path, runs: dict[str, EngineRun]) -> None:
+    run = runs["speculation-latent"]
+    assert run.metrics["vllm:spec_decode_num_accepted_tokens"] > 0
+    assert run.graphs_captured
+    check(latent, [*PROMPTS[:4], *REPETITIVE], run, 40)
+    assert max(output["cached"] for output in run.rounds[1]) > 0  # a few new tokens after a cached prompt
+    assert run.tokens(1) == run.tokens(0)
+
+
+def test_drawn_tokens_of_speculation_are_repeatable(runs: dict[str, EngineRun]) -> None:
+    run = runs["speculation-drawn"]
+    assert run.metrics["vllm:spec_decode_num_draft_tokens"] > 0
+    assert (run.tokens(2), run.tokens(3)) == (run.tokens(0), run.tokens(1))
+    assert run.tokens(0) != run.tokens(1)
 
 
 def test_memory_settings_are_honoured(model: Path, tmp_path: Path) -> None:

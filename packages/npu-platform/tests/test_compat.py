@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -213,3 +215,20 @@ def test_vllm_still_tells_no_platform_which_sizes_were_given() -> None:
     assert "current_platform.pre_register_and_update()" in inspect.getsource(EngineArgs.create_engine_config)
     assert not [name for name in dir(Platform) if "batch" in name]
     assert compat.engine_arguments_in_progress() is None
+
+
+def test_kernels_are_replaced_beside_modules_with_strange_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own function fails at an object as llvmlite has them."""
+    from vllm.triton_utils import dispatcher
+
+    class MakesUpAttributes:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            return []
+
+    module = types.ModuleType("strange")
+    vars(module)["strange"] = MakesUpAttributes()
+    monkeypatch.setitem(sys.modules, "strange", module)
+    with pytest.raises(AttributeError):
+        dispatcher._rebind_kernels([])
+    compat.register_kernels({})

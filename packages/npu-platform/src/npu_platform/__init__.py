@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 _said = False
@@ -14,10 +15,12 @@ def register() -> str | None:
     raises, and what it decided is kept in :func:`npu_platform.activation.decide` for ``npu doctor``.
     """
     global _said
-    from npu_platform import activation
+    from npu_platform import activation, config
 
     decision = activation.decide()
     if decision.activate:
+        config.use_forked_workers()
+        gc.freeze()  # what is imported stays: vLLM's imports would look through torch's again and again
         return "npu_platform.platform.NPUPlatform"
     if not _said:
         _said = True

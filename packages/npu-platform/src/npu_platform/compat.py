@@ -116,6 +116,19 @@ def without_triton_batch_invariance() -> Iterator[None]:
         yield
 
 
+def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:
+    """Do as ``vllm.triton_utils.dispatcher.register_kernels``, which replaces Triton kernels, in vLLM's modules alone.
+
+    Why: it looks at every object of every module of the process, which takes 0.3 s, and fails at one that makes up its
+    attributes, as those of llvmlite do, which numba brings. Versions: vLLM 0.32. Scope: the worker's start.
+    """
+    from vllm.triton_utils import dispatcher
+
+    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
+    rebind = reading(dispatcher._rebind_kernels, sys=types.SimpleNamespace(modules=modules))
+    reading(dispatcher.register_kernels, _rebind_kernels=rebind)(bodies)
+
+
 def engine_arguments_in_progress() -> Any | None:
     """Return the ``EngineArgs`` whose ``create_engine_config`` is running in this thread, or None.
 

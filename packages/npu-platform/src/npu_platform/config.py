@@ -33,6 +33,7 @@ ENVIRONMENT: dict[str, str] = {
 """Every environment variable that npu-platform knows, with its meaning."""
 
 _DRIVERS = ("simulator", "null")  # those that are built in
+_chose_forks = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,11 @@ def is_forced(choice: str) -> bool:
     return choice not in ("auto", "off")
 
 
+def is_built_in(driver: str) -> bool:
+    """Say whether this driver is one of ours, whose devices go on in a forked process."""
+    return driver in _DRIVERS
+
+
 def plugin_allow_list(environ: Mapping[str, str] | None = None) -> list[str] | None:
     """Return the names in ``VLLM_PLUGINS``, or None when it is unset and every plugin is loaded."""
     environ = os.environ if environ is None else environ
@@ -131,9 +137,18 @@ def select_v1_runner() -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
+def use_forked_workers() -> None:
+    """Make vLLM fork its engine processes, which ``vllm serve`` would otherwise spawn, unless the user chose."""
+    global _chose_forks
+    if "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        _chose_forks = True
+
+
 def use_spawned_workers() -> None:
-    """Make vLLM spawn its engine processes instead of forking them, unless the user chose."""
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    """Make vLLM spawn its engine processes after all, unless the user chose."""
+    if _chose_forks or "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 
 def _nearest(key: str, known: list[str]) -> str:

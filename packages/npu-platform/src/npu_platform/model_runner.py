@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm import tqdm
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
@@ -25,6 +31,15 @@ class NPUAsyncOutput(AsyncGPUModelRunnerOutput):
     __init__ = compat.with_npu_streams(AsyncGPUModelRunnerOutput.__init__)
 
 
+_LINEAR = ("npu_ops::linear", "aten::linear")
+_SAMPLING = ("npu_ops::top_k_top_p", "npu_ops::random_sample", "npu_ops::argmax")
+
+
+def _graphs_captured(batches: list[BatchDescriptor], *, desc: str, **options: Any) -> Any:
+    """Return vLLM's progress bar, with the device's name."""
+    return tqdm(batches, desc=desc.replace("CUDA", "npu"), **options)
+
+
 class NPUModelRunner(GPUModelRunner):
     """vLLM's V1 runner with npu streams, npu graphs, and npu-ops' sampler where it is installed."""
 
@@ -42,6 +57,7 @@ class NPUModelRunner(GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner for `device`."""
         self._make(vllm_config, device)
+        self._warmed_up: set[tuple[CUDAGraphMode, bool, int]] = set()
         self._has_states = self.model_config.is_hybrid or self.model_config.is_attention_free
         config = NPUConfig.from_additional_config(vllm_config.additional_config)
         if config.sampler == "npu_ops" and hasattr(torch.ops.npu_ops, "top_k_top_p"):
@@ -51,7 +67,9 @@ class NPUModelRunner(GPUModelRunner):
                 logprobs_mode=self.model_config.logprobs_mode, use_fp64_gumbel=self.model_config.use_fp64_gumbel
             )
             if hasattr(self, "rejection_sampler"):
-                self.rejection_sampler.sampler = self.sampler
+                from npu_platform.sampling.rejection import NPURejectionSampler
+
+                self.rejection_sampler = NPURejectionSampler(self.sampler, self.speculative_config, self.device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, then put npu graphs in the place of the CUDA ones; arguments are those of vLLM's runner."""
@@ -59,6 +77,17 @@ class NPUModelRunner(GPUModelRunner):
         refuse_states_without_kernels(self.compilation_config.static_forward_context)
         if type(self.model) is CUDAGraphWrapper:
             self.model = NPUGraphWrapper(self.model.runnable, self.vllm_config, self.model.runtime_mode)
+
+    _capture_cudagraphs = compat.reading(GPUModelRunner._capture_cudagraphs, tqdm=_graphs_captured)
+
+    def _warmup_and_capture(
+        self, desc: BatchDescriptor, cudagraph_runtime_mode: CUDAGraphMode, *args: Any, **kwargs: Any
+    ) -> None:
+        # What layers make at their first run must not lie in a graph's memory. The largest batch of a kind comes first.
+        kind = (cudagraph_runtime_mode, desc.uniform, desc.num_active_loras)
+        warm = {"num_warmups": 0} if kind in self._warmed_up else {}
+        self._warmed_up.add(kind)
+        super()._warmup_and_capture(desc, cudagraph_runtime_mode, *args, **kwargs | warm)
 
     def capture_model(self) -> int:
         """Capture the decode graphs; return the bytes that they hold."""
@@ -74,12 +103,27 @@ class NPUModelRunner(GPUModelRunner):
             kwargs["force_eager"] = kwargs.get("force_eager", False) or begins
         return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *args, **kwargs)
 
-    def _dummy_run(self, *args: Any, is_profile: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        # The memory profile wants the allocations of the largest batch. Its time is that of the linear layers; vLLM
-        # itself expects any values in what comes out.
-        skipped = ("npu_ops::linear", "aten::linear") if is_profile else ()
-        with torch.npu.skip_kernels(*skipped):
-            return super()._dummy_run(*args, is_profile=is_profile, **kwargs)
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        # The memory profile and the warm-up want the allocations of a batch. Their time is that of the linear layers;
+        # vLLM itself expects any values in what comes out. A graph has launches of kernels that are skipped, but not
+        # the ops of PyTorch.
+        with torch.npu.skip_kernels(*(_LINEAR[:1] if kwargs.get("is_graph_capturing") else _LINEAR)):
+            return super()._dummy_run(*args, **kwargs)
+
+    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        with torch.npu.skip_kernels(*_LINEAR, *_SAMPLING):
+            return super()._dummy_sampler_run(hidden_states)
+
+    @contextlib.contextmanager
+    def _freeze_gc(self) -> Iterator[None]:
+        # vLLM's unfreezes afterwards what NPUWorker has frozen, and looks through all of it.
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
     def _init_kv_zero_meta(self) -> None:
         layers = self.compilation_config.static_forward_context

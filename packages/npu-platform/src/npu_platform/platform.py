@@ -12,7 +12,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, config, features, numa
+from npu_platform import activation, config, features, forks, numa
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -178,8 +178,7 @@ class NPUPlatform(Platform):
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         numa.bind_ranks(vllm_config.parallel_config)
         config.prepare_child_environment()
-        if torch.npu.is_initialized():
-            config.use_spawned_workers()
+        forks.prepare(bound=vllm_config.parallel_config.numa_bind)
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:

@@ -18,14 +18,16 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa
+from npu_platform import batch_invariance, compat, numa, openmp
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
+from npu_platform.start_times import StartTimes
 from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.worker.worker_base import CompilationTimes
 
     from npu_platform.model_runner import NPUModelRunner
@@ -46,6 +48,9 @@ class NPUWorker(Worker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build vLLM's worker; arguments are those of ``vllm.v1.worker.gpu_worker.Worker``."""
+        self.start_times = StartTimes()
+        # A start collects garbage a dozen times, which took 0.3 s each to look through all that was imported.
+        gc.freeze()
         with compat.profiler_knows_npu():
             super().__init__(*args, **kwargs)
         self.npu_config = NPUConfig.from_additional_config(self.vllm_config.additional_config)
@@ -55,6 +60,10 @@ class NPUWorker(Worker):
 
         Raises ConfigurationError when there are fewer devices than ranks.
         """
+        with self.start_times.part("device"):
+            self._init_device()
+
+    def _init_device(self) -> None:
         self.local_rank += self._first_of_engine()
         self.device = torch.device("npu", self._visible_device())
         torch.accelerator.set_device_index(self.device)
@@ -82,18 +91,32 @@ class NPUWorker(Worker):
         """Load the weights, then give torch's CPU kernels their threads back.
 
         vLLM sets torch to one thread for serving, because OpenMP threads spin; on the software NPU those threads
-        are the device's, and :func:`npu_platform.config.prepare_child_environment` made them sleep instead.
+        are the device's, and :mod:`npu_platform.openmp` makes them sleep instead.
         """
-        super().load_model(load_dummy_weights=load_dummy_weights)
+        with self.start_times.part("model and weights"):
+            super().load_model(load_dummy_weights=load_dummy_weights)
+        openmp.sleep_after_loops()
         torch.set_num_threads(torch.npu.get_num_threads())
-        warm_up(self.model_runner.get_model(), self.scheduler_config.max_num_batched_tokens)
+        with self.start_times.part("layers measured"):
+            warm_up(self.model_runner.get_model(), self.scheduler_config.max_num_batched_tokens)
         logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes that a run of the largest step leaves for the KV cache."""
+        with self.start_times.part("memory profile"):
+            return super().determine_available_memory()
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache."""
+        with self.start_times.part("KV cache"):
+            super().initialize_from_config(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
-        with compat.without_kernel_warmup():
+        with compat.without_kernel_warmup(), self.start_times.part("graphs and sampler"):
             times = super().compile_or_warm_up_model()
         logger.info("npu worker: %s", "; ".join(f"{name}={value}" for name, value in self.summary().items()))
+        logger.info("npu worker: up after %s", self.start_times.text())
         return times
 
     def summary(self) -> dict[str, str]:

@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 from vllm.v1.sample.sampler import Sampler
@@ -52,7 +56,7 @@ def test_penalties_equal_vllms(metadata, logits):
         frequency_penalties=strengths[1],
         repetition_penalties=strengths[2],
     )
-    torch.testing.assert_close(NPUSampler.apply_penalties(logits.clone(), step, outputs), expected)
+    torch.testing.assert_close(NPUSampler().apply_penalties(logits.clone(), step, outputs), expected)
 
 
 def test_logprobs_equal_vllms(logits):
@@ -61,6 +65,33 @@ def test_logprobs_equal_vllms(logits):
         NPUSampler.gather_logprobs(logprobs, 6, tokens), Sampler.gather_logprobs(logprobs, 6, tokens), strict=True
     ):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_the_greedy_choice_reads_the_logits_as_they_are(metadata, logits):
+    step = metadata(all_greedy=True, all_random=False, temperature=None)
+    narrow = logits.to(torch.bfloat16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profiler:
+        output = NPUSampler()(narrow, step)
+    # the second makes int32 of the choices
+    assert [event.name for event in profiler.events()] == ["npu_ops::argmax", "aten::_copy_from"]
+    theirs = Sampler()(narrow, step)
+    assert torch.equal(output.sampled_token_ids, theirs.sampled_token_ids)
+    assert output.sampled_token_ids.dtype == theirs.sampled_token_ids.dtype
+
+
+@pytest.mark.parametrize(
+    ("processor", "state"),
+    [(LogitBiasLogitsProcessor, {"biases": {1: {7: 100.0}}}), (MinTokensLogitsProcessor, {"min_toks": {1: ()}})],
+)
+def test_a_processor_that_some_request_wants_is_applied(metadata, logits, processor, state):
+    made = processor.__new__(processor)
+    made.__dict__.update(state)
+    made.apply = lambda logits: logits.index_fill_(1, torch.tensor([7], device="npu"), 100.0)
+    step = metadata(all_greedy=True, all_random=False, temperature=None, logitsprocs=LogitsProcessors([made]))
+    assert NPUSampler()(logits.clone(), step).sampled_token_ids.flatten().tolist() == [7] * BATCH
+    made.__dict__[next(iter(state))] = {}
+    idle = NPUSampler()(logits.clone(), step).sampled_token_ids.flatten()
+    assert torch.equal(idle, logits.argmax(-1).to(torch.int32))
 
 
 def test_min_p_runs_where_vllms_processor_holds_its_state(metadata, logits):

@@ -2,8 +2,9 @@
 
 A token's cache entry is its latent (kv_lora_rank) and its rotary key, one for all heads. Decode absorbs the up
 projections into query and output, and attends to the latents themselves: they are the values, and with the rotary part
-the keys, of one KV head. Prefill attends to keys and values of each head, projected up from the latents of a request,
-as long as these fit into the memory that vLLM's profile keeps for them; for longer contexts it does as decode.
+the keys, of one KV head; a few tokens of a request, such as drafts or a short turn, do the same. Prefill attends to
+keys and values of each head, projected up from the latents of a request, as long as these fit into the memory that
+vLLM's profile keeps for them; for longer contexts it does as decode.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
+FEW_TOKENS = 128
+"""So many new tokens of a request attend to the latents: keys and values of each head of its whole context would have
+to be projected for them, which costs a head as much as attending to the latents with about 170 queries."""
 _QUANTIZED = ("fp8", "fp8_e4m3")  # scales by token would have to lie in the latents' page
 
 
@@ -74,7 +78,9 @@ class NPUMLABackend(MLACommonBackend):
 
 
 class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
-    """vLLM's builder; graphs are recorded for steps of one token a request."""
+    """vLLM's builder; few new tokens of a request, such as drafts, count as decode, and all steps that are recorded."""
+
+    query_len_support = QueryLenSupport.VARLEN
 
     def __init__(
         self,
@@ -87,6 +93,9 @@ class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     ) -> None:
         """Build vLLM's builder, and show each layer's implementation the layer, which has the absorbed weights."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, *args, **kwargs)
+        # A step of a graph has no more tokens, so it consists of decodes, which read on the device what changes.
+        recorded = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        self.reorder_batch_threshold = max(FEW_TOKENS, recorded, self.reorder_batch_threshold)
         # Contexts are planned as one chunk, since nothing copies them into a workspace.
         pages = -(-vllm_config.model_config.max_model_len // self.page_size)
         self.chunked_prefill_workspace_size = vllm_config.scheduler_config.max_num_seqs * pages * self.page_size
@@ -101,9 +110,8 @@ class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
-        """Return that decode can be recorded where the native kernels serve."""
-        native = kernels.has_native_ops()
-        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if native else AttentionCGSupport.NEVER
+        """Return that any step of few tokens can be recorded where the native kernels serve."""
+        return AttentionCGSupport.ALWAYS if kernels.has_native_ops() else AttentionCGSupport.NEVER
 
 
 class BatchInvariantMetadataBuilder(NPUMLAMetadataBuilder):
@@ -111,8 +119,6 @@ class BatchInvariantMetadataBuilder(NPUMLAMetadataBuilder):
 
     Or else a token's result would depend on where a chunk of its prompt ends.
     """
-
-    query_len_support = QueryLenSupport.VARLEN
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the builder; arguments are those of ``NPUMLAMetadataBuilder``."""

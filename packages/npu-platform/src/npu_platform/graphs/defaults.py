@@ -13,15 +13,28 @@ whatever the batch; each further size costs start-up time."""
 
 
 def apply_graph_defaults(vllm_config: VllmConfig) -> None:
-    """Choose no compilation, decode graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``."""
+    """Choose no compilation, decode graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``.
+
+    With speculation, graphs are of any batch with so many tokens: drafts are found for some requests and in some steps
+    only, and vLLM's graphs of decode alone are for batches in which each request has all of its drafts.
+    """
     from vllm.config import CompilationMode, CUDAGraphMode
 
     compilation = vllm_config.compilation_config
     if compilation.mode is None:
         compilation.mode = CompilationMode.NONE
     if compilation.cudagraph_mode is None:
-        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
+        compilation.cudagraph_mode = CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY
     if compilation.cudagraph_capture_sizes is None and compilation.max_cudagraph_capture_size is None:
         largest = vllm_config.scheduler_config.max_num_seqs
         sizes = [size for size in _CAPTURE_SIZES if size < largest]
         compilation.cudagraph_capture_sizes = [*sizes, min(largest, _CAPTURE_SIZES[-1])]
+
+
+def _attends_natively(vllm_config: VllmConfig) -> bool:
+    """Say whether attention reads all that changes by step on the device, as a graph of any batch must."""
+    from npu_platform.attention import kernels
+
+    model = vllm_config.model_config
+    return model is not None and kernels.native_attention(model.get_head_size())

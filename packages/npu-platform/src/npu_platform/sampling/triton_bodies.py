@@ -6,8 +6,11 @@ and drops the launch grid. Nothing here reads a value back to the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from npu_platform import compat
 from npu_platform.errors import UnsupportedFeatureError
 
 _REJECTION = "vllm.v1.sample.rejection_sampler."
@@ -15,9 +18,7 @@ _REJECTION = "vllm.v1.sample.rejection_sampler."
 
 def register_triton_bodies() -> None:
     """Hand the table to vLLM; called in every worker before its class is imported."""
-    from vllm.triton_utils.dispatcher import register_kernels
-
-    register_kernels(dict(TRITON_BODIES))
+    compat.register_kernels(TRITON_BODIES)
 
 
 def compute_slot_mapping(
@@ -139,7 +140,7 @@ def sample_recovered_tokens(
     output.copy_((residual * noise).argmax(dim=-1))
 
 
-TRITON_BODIES = {
+TRITON_BODIES: dict[str, Callable[..., None]] = {
     "vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping,
     _REJECTION + "expand_kernel": expand,
     _REJECTION + "rejection_greedy_sample_kernel": rejection_greedy_sample,

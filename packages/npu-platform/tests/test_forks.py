@@ -1,0 +1,84 @@
+"""How engine processes are made: forked by default, spawned where devices cannot go on, and as the user said."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+
+import pytest
+import torch
+
+from npu_platform import config, forks
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(config, "_chose_forks", False)
+    monkeypatch.delenv(METHOD, raising=False)
+    return monkeypatch
+
+
+def test_forks_are_the_default(environ: pytest.MonkeyPatch) -> None:
+    config.use_forked_workers()
+    assert os.environ[METHOD] == "fork"
+    gc.collect()
+    torch.npu.empty_cache()
+    forks.prepare()
+    others_hold_memory = torch.npu.memory_reserved() > 0  # tests before this one, in the same process
+    assert os.environ[METHOD] == ("spawn" if others_hold_memory else "fork")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_the_user_said_stays(environ: pytest.MonkeyPatch, method: str) -> None:
+    environ.setenv(METHOD, method)
+    held = torch.ones(1 << 20, device="npu")
+    config.use_forked_workers()
+    forks.prepare()
+    assert (os.environ[METHOD], held.sum().item()) == (method, 1 << 20)
+
+
+def test_memory_that_a_child_could_not_use_means_spawn(environ: pytest.MonkeyPatch) -> None:
+    held = torch.ones(1 << 20, device="npu")
+    config.use_forked_workers()
+    forks.prepare()
+    assert (os.environ[METHOD], held.sum().item()) == ("spawn", 1 << 20)
+
+
+def test_ranks_that_are_bound_mean_spawn(environ: pytest.MonkeyPatch) -> None:
+    config.use_forked_workers()
+    forks.prepare(bound=True)
+    assert os.environ[METHOD] == "spawn"
+
+
+def test_a_vendors_devices_mean_spawn(environ: pytest.MonkeyPatch) -> None:
+    environ.setattr(config, "_DRIVERS", ())
+    torch.npu.init()
+    config.use_forked_workers()
+    forks.prepare()
+    assert os.environ[METHOD] == "spawn"
+
+
+def test_signals_of_a_child_do_not_reach_its_parents_event_loop(environ: pytest.MonkeyPatch) -> None:
+    forks.prepare()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    before = signal.set_wakeup_fd(theirs.fileno())
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+        ours.close()
+        theirs.close()

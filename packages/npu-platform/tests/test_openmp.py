@@ -1,0 +1,75 @@
+"""OpenMP's threads in processes of their own: a fork can use them, and they do not spin where nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+
+FORK = """
+import os, signal, sys
+import torch
+from npu_platform import openmp
+def loop():
+    torch.set_num_threads(4)
+    return (torch.ones(1 << 22) + 1).sum().item()
+loop()
+if "end" in sys.argv:
+    os.register_at_fork(before=openmp.end_threads)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if loop() == 2 << 22 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), loop() == 2 << 22)
+"""
+
+PAUSES = """
+import sys, time
+import torch
+from npu_platform import openmp
+if "sleep" in sys.argv:
+    openmp.sleep_after_loops()
+    time.sleep(0.2)
+torch.set_num_threads(2)
+x = torch.ones(1 << 17)
+x + 1
+begin = time.process_time()
+for _ in range(100):
+    x + 1
+    time.sleep(0.005)
+print(time.process_time() - begin)
+"""
+
+
+def run(program: str, *arguments: str, **environ: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip()
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    assert run(FORK, "end") == "0 True"
+    assert run(FORK) == "-14 True", "libgomp lives with forks by itself: end_threads() may go"
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has no second thread")
+def test_threads_sleep_after_a_loop() -> None:
+    spinning, sleeping = float(run(PAUSES)), float(run(PAUSES, "sleep"))
+    assert sleeping < spinning / 2
+    assert sleeping < 2 * float(run(PAUSES, OMP_WAIT_POLICY="PASSIVE")) + 0.1
+
+
+def test_a_policy_of_the_user_stays() -> None:
+    program = """
+import threading
+import torch
+from npu_platform import openmp
+openmp.sleep_after_loops()
+print(any(thread.name == "npu-openmp" for thread in threading.enumerate()))
+"""
+    assert run(program, OMP_WAIT_POLICY="ACTIVE") == "False"
+    assert run(program) == "True"
