@@ -15,7 +15,9 @@ from tests.support.engine_run import EngineRun, run_scenarios
 from tests.support.families import FAMILIES
 
 FLOAT16_BY_DAY = ("llama", "mixtral", "granite_hybrid", "bert")
-WITHOUT_FLOAT16 = ("gemma2", "gemma3")  # vLLM refuses them: numerically unstable
+# vLLM refuses Gemma in it as numerically unstable. GLM-4-MoE is wrong in it on every platform: vLLM's MoERunner leaves out
+# routed_scaling_factor where there are shared experts, and the model does not divide its residuals by it, as DeepSeek's does.
+WITHOUT_FLOAT16 = ("gemma2", "gemma3", "glm4_moe")
 FLOAT16 = [
     pytest.param("float16", name, marks=[] if name in FLOAT16_BY_DAY else pytest.mark.nightly)
     for name in FAMILIES
