@@ -21,11 +21,11 @@ CLIENTS = 8  # half of them stream
 PATIENCE = 20.0
 """Seconds within which all must know and the server be gone: every 5 vLLM looks whether its engine lives."""
 
-# One launch for each of three layers of a step: the clients have got a hundred tokens of their 1,900 by then.
+# One launch for each of three layers of a step: by then all clients have got some of their 1,900 tokens.
 ATTENTION = "kernel=npu_ops::paged_attention"
 FAULTS = {
-    "kernel": (f"{ATTENTION}@900", "kernel npu_ops::paged_attention failed on npu:0: fault on demand"),
-    "lost": (f"lost@900:{ATTENTION}", "npu: device npu:0 is lost"),
+    "kernel": (f"{ATTENTION}@3000", "kernel npu_ops::paged_attention failed on npu:0: fault on demand"),
+    "lost": (f"lost@3000:{ATTENTION}", "npu: device npu:0 is lost"),
     "out-of-memory": ("oom@20000", "NPU out of memory"),
 }
 NIGHTLY = ("lost", "out-of-memory")
