@@ -3,9 +3,10 @@
 
 An inline function that two tiers compile is one weak symbol, of which the linker keeps any: compiled with wide
 instructions, it would end a process on a processor without them. So a tier defines symbols of its own namespace only,
-and its code holds no instruction of a tier above.
+and its code holds no instruction that it does not ask the processor for.
 
-Usage: check_tiers.py [--nm NM] [--objdump OBJDUMP] TIER=OBJECT,OBJECT... with `baseline` for what is no tier's.
+Usage: check_tiers.py [--nm NM] [--objdump OBJDUMP] TIER:INSTRUCTIONS=OBJECT,OBJECT... where INSTRUCTIONS are those that
+the tier asks for, with commas between, and TIER is `baseline` for what is no tier's.
 """
 
 from __future__ import annotations
@@ -15,18 +16,15 @@ import re
 import subprocess
 import sys
 
-# What a disassembly of the tier must not hold, as patterns that begin with a literal, to be quick in a million lines.
-_VECTOR = (r":\tv",)
-_WIDE = (r"%zmm", r"%k[0-7]", r"mm(?:1[6-9]|2\d|3[01])\b")
-_BF16 = (r"\tvdpbf16", r"\tvcvtne")
-_TILES = (r"%tmm", r"\tldtilecfg", r"\ttilerelease")
-_BEYOND = {
-    "baseline": _VECTOR,  # all names of AVX begin with v
-    "scalar": _VECTOR,
-    "avx2": (*_WIDE, *_TILES),
-    "avx512": (*_BF16, *_TILES),
-    "avx512_bf16": _TILES,
-    "amx": (),
+# What a disassembly must not hold without these, as patterns that begin with a literal, to be quick in a million lines.
+_SIGNS = {
+    "avx2": (r":\tv",),  # all names of AVX begin with v
+    "avxvnni": (r"\{vex\} vpdp",),
+    "avx512f": (r"%zmm", r"%k[0-7]", r"mm(?:1[6-9]|2\d|3[01])\b"),
+    "avx512bf16": (r"\tvdpbf16", r"\tvcvtne"),
+    "avx512fp16": (r"\tvfmadd\d+[ps]h", r"\tvfnmadd\d+[ps]h", r"\tvmulph", r"\tvaddph"),
+    "amx_tile": (r"%tmm", r"\tldtilecfg", r"\ttilerelease"),
+    "amx_fp16": (r"\ttdpfp16",),
 }
 # a pointer to a function of the C++ runtime, no code
 _HARMLESS = "DW.ref."
@@ -42,7 +40,8 @@ def main(arguments: list[str]) -> str | None:
     found = []
     for argument in options.tiers:
         tier, objects = argument.split("=", 1)
-        found += wide_instructions(tier, objects.split(","), options.objdump)
+        tier, _, instructions = tier.partition(":")
+        found += wide_instructions(tier, instructions.split(","), objects.split(","), options.objdump)
         if tier != "baseline":
             found += foreign_symbols(tier, objects.split(","), options.nm)
     return "\n".join(found) or None
@@ -56,13 +55,14 @@ def foreign_symbols(tier: str, objects: list[str], nm: str) -> list[str]:
     return [f"{tier}: {name} is no symbol of npu_ops::{tier}: make it always_inline, or local." for name in foreign]
 
 
-def wide_instructions(tier: str, objects: list[str], objdump: str) -> list[str]:
-    """Name the first instruction of each kind that is beyond the tier."""
-    if not _BEYOND[tier]:
-        return []
+def wide_instructions(tier: str, instructions: list[str], objects: list[str], objdump: str) -> list[str]:
+    """Name the first instruction of each kind that the tier does not ask for."""
+    signs = [sign for each, its in _SIGNS.items() if each not in instructions for sign in its]
     listing = _output(objdump, "-d", "--no-show-raw-insn", *objects)
-    found = filter(None, (re.search(pattern, listing) for pattern in _BEYOND[tier]))
-    return [f"{tier}: holds an instruction of a tier above: {_place(listing, match.start())}" for match in found]
+    found = filter(None, (re.search(sign, listing) for sign in signs))
+    return [
+        f"{tier}: holds an instruction that it does not ask for: {_place(listing, match.start())}" for match in found
+    ]
 
 
 def _place(listing: str, at: int) -> str:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import npu_ops
-from npu_ops.config import ISAS
 
 _DEFAULT = npu_ops.native.isa() if npu_ops.native.available() else None
 _ON_NPU = npu_ops.native.bind_device()
@@ -64,7 +63,7 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=npu_ops.native.isas() or [None])
 def isa(request):
     """Each instruction set in turn; those that the machine lacks are skipped."""
     if _DEFAULT is None or not npu_ops.native.can_run(request.param):

@@ -17,6 +17,14 @@ def test_info_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
     first = report["devices"][0]
     assert first["index"] == 0
     assert 0 < first["memory_free"] <= first["memory_total"]
+    sets = {each["name"]: each for each in report["instruction_sets"]}
+    assert sets["scalar"] == {
+        "name": "scalar",
+        "instructions": "",
+        "timed_on": "AMD Zen 3",
+        "here": sets["scalar"]["here"],
+    }
+    assert [each["here"] for each in sets.values()].count("in use") == 1
     assert cli.main(["info"]) == 0
     assert "npu:0" in capsys.readouterr().out
 

@@ -26,13 +26,25 @@ std::vector<AddKernels>& families() {
 bool set_isa(std::string name) { return set_tier(name.c_str()); }
 bool is_batch_invariant() { return batch_invariant(); }
 void choose_batch_invariant(bool on) { set_batch_invariant(on); }
-std::string isa() { return tier_name(current_tier()); }
+std::string isa() { return facts_of(current_tier()).name; }
+std::string isas() {
+  std::string names = facts_of(Tier{}).name;
+  for (int i = 1; i < kTiers; ++i) names += std::string(" ") + facts_of(static_cast<Tier>(i)).name;
+  return names;
+}
+const TierFacts& facts(const std::string& name) {
+  const Tier tier = tier_of(name.c_str());
+  NPU_CHECK(tier != Tier::count, "'", name, "' is no instruction set of this build: see torch.ops.npu_ops._isas().");
+  return facts_of(tier);
+}
+std::string instructions_of_isa(std::string name) { return facts(name).instructions; }
+std::string isa_timed_on(std::string name) { return facts(name).timed_on; }
 bool can_run_isa(std::string name) {
   const Tier tier = tier_of(name.c_str());
   return tier != Tier::count && can_run(tier);
 }
-bool is_emulated() { return current_tier() > highest_tier(); }
-std::string highest_isa() { return tier_name(highest_tier()); }
+bool is_emulated() { return !has_instructions_of(current_tier()); }
+std::string highest_isa() { return facts_of(highest_tier()).name; }
 
 void bind_device(int64_t launch_table) {
   set_device_table(launch_table);
@@ -52,6 +64,9 @@ Family::Family(AddKernels add, const char* file, uint32_t line) {
 STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
   m.def("_set_isa(str name) -> bool");
   m.def("_isa() -> str");
+  m.def("_isas() -> str");
+  m.def("_instructions_of_isa(str name) -> str");
+  m.def("_isa_timed_on(str name) -> str");
   m.def("_highest_isa() -> str");
   m.def("_can_run_isa(str name) -> bool");
   m.def("_isa_is_emulated() -> bool");
@@ -62,6 +77,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
 STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_set_isa", TORCH_BOX(&set_isa));
   m.impl("_isa", TORCH_BOX(&isa));
+  m.impl("_isas", TORCH_BOX(&isas));
+  m.impl("_instructions_of_isa", TORCH_BOX(&instructions_of_isa));
+  m.impl("_isa_timed_on", TORCH_BOX(&isa_timed_on));
   m.impl("_highest_isa", TORCH_BOX(&highest_isa));
   m.impl("_can_run_isa", TORCH_BOX(&can_run_isa));
   m.impl("_isa_is_emulated", TORCH_BOX(&is_emulated));

@@ -3,47 +3,65 @@
 #include <atomic>
 #include <cstring>
 
-#include "dispatch/cpu_features.h"
+#include "dispatch/features.h"
 
 namespace npu_ops {
 namespace {
 
-constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
+#define NPU_TIER_FACTS(name, whose, instructions, timed, ...) {#name, instructions, timed},
+constexpr TierFacts kFacts[] = {NPU_TIERS(NPU_TIER_FACTS)};
+#define NPU_TIER_NEEDS(name, whose, instructions, ...) features_named(instructions),
+constexpr Features kNeeds[] = {NPU_TIERS(NPU_TIER_NEEDS)};
 
-std::atomic<Tier>& chosen() {
-  static std::atomic<Tier> tier{highest_tier()};
-  return tier;
+uint32_t with(Features there) {
+  uint32_t tiers = 0;
+  for (int i = 0; i < kTiers; ++i) tiers |= uint32_t{(kNeeds[i] & ~there) == 0} << i;
+  return tiers;
+}
+
+// What kernels may use: what the machine has, and where a build emulates instructions, all that tiers need on top of what it is compiled for.
+Features usable() {
+#if defined(NPU_EMULATED)
+  Features all = features();
+  if ((kNeeds[static_cast<int>(Tier::avx2)] & ~all) == 0) {
+    for (const Features needs : kNeeds) all |= needs;
+  }
+  return all;
+#else
+  return features();
+#endif
+}
+
+std::atomic<uint32_t>& in_use() {
+  static std::atomic<uint32_t> tiers{with(features())};
+  return tiers;
+}
+
+Tier last_of(uint32_t tiers) {
+  int i = kTiers - 1;
+  while (!(tiers >> i & 1)) --i;
+  return static_cast<Tier>(i);
 }
 
 }  // namespace
 
-Tier current_tier() { return chosen().load(std::memory_order_relaxed); }
-const char* tier_name(Tier tier) { return kNames[static_cast<int>(tier)]; }
-
-Tier highest_tier() {
-  static const Tier tier = detect_tier();
-  return tier;
-}
-
-bool can_run(Tier tier) {
-#if defined(NPU_EMULATED)
-  const Tier most = highest_tier() < Tier::avx2 ? highest_tier() : Tier::amx;  // emulation is compiled for AVX2
-#else
-  const Tier most = highest_tier();
-#endif
-  return tier <= most;
-}
+uint32_t tiers_in_use() { return in_use().load(std::memory_order_relaxed); }
+Tier current_tier() { return last_of(tiers_in_use()); }
+const TierFacts& facts_of(Tier tier) { return kFacts[static_cast<int>(tier)]; }
+Tier highest_tier() { return last_of(with(features())); }
+bool has_instructions_of(Tier tier) { return with(features()) >> static_cast<int>(tier) & 1; }
+bool can_run(Tier tier) { return with(usable()) >> static_cast<int>(tier) & 1; }
 
 Tier tier_of(const char* name) {
   int i = 0;
-  while (i < static_cast<int>(Tier::count) && std::strcmp(name, kNames[i])) ++i;
+  while (i < kTiers && std::strcmp(name, kFacts[i].name)) ++i;
   return static_cast<Tier>(i);
 }
 
 bool set_tier(const char* name) {
   const Tier tier = tier_of(name);
   if (tier == Tier::count || !can_run(tier)) return false;
-  chosen() = tier;
+  in_use() = with(kNeeds[static_cast<int>(tier)]);
   return true;
 }
 

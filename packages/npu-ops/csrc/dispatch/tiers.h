@@ -1,56 +1,72 @@
 // What a kernel is in each tier; the processor chooses the tier, set_tier a lower one.
 //
 // A family's header declares its kernels with NPU_KERNEL; its body, compiled once a tier, defines them in the tier's namespace
-// (NPU_TIER). There is no list of kernels anywhere: one that a tier above avx2 has no file for is that of the tier below, one that
-// scalar or avx2 lacks does not link.
+// (NPU_TIER). There is no list of kernels anywhere: a kernel takes the last tier that has a body of it, of those whose instructions are
+// there. One that lacks a body which every family must have does not link.
 #pragma once
 
 #include <cstdint>
 
 #include "dispatch/parallel.h"
+#if defined(NPU_X86_TIERS)
+#include "dispatch/tiers_x86_64.h"
+#elif defined(NPU_AARCH64_TIERS)
+#include "dispatch/tiers_aarch64.h"
+#else
+#include "dispatch/tiers_any.h"
+#endif
 
 namespace npu_ops {
 
 enum class Dtype : int { bf16, fp16, fp32 };
-enum class Tier : int { scalar, avx2, avx512, avx512_bf16, amx, count };
 
+#define NPU_TIER_NAME(name, ...) name,
+enum class Tier : int { NPU_TIERS(NPU_TIER_NAME) count };
+#undef NPU_TIER_NAME
+constexpr int kTiers = static_cast<int>(Tier::count);
+
+struct TierFacts {
+  const char* name;
+  const char* instructions;  // with spaces between
+  const char* timed_on;      // "": on no processor yet
+};
+const TierFacts& facts_of(Tier tier);
+
+// The last of those in use.
 Tier current_tier();
-const char* tier_name(Tier tier);
-// Highest tier that this build holds and this machine runs by itself.
+// The last that this build holds and this machine runs by itself.
 Tier highest_tier();
 // Whether set_tier takes it: the machine runs it, or this build emulates what the machine lacks (NPU_EMULATE_TIERS, for tests).
 bool can_run(Tier tier);
-// Chooses a tier by name; false when the name is unknown or it cannot run here.
+// Whether the machine runs it by itself.
+bool has_instructions_of(Tier tier);
+// Chooses by name what a processor would run that has a tier's instructions alone; false when the name is unknown or it cannot run here.
 bool set_tier(const char* name);
 // The tier of that name, Tier::count if there is none.
 Tier tier_of(const char* name);
+// A bit for each tier in use: that of current_tier, and those which need no other instructions.
+uint32_t tiers_in_use();
 
 template <class Function>
 struct Tiers {
-  Function* of[static_cast<int>(Tier::count)];  // null: as in the tier below
+  Function* of[kTiers];  // null: no body
 
-  // The one of the chosen tier.
   Function& chosen() const {
-    int i = static_cast<int>(current_tier());
-    while (!of[i]) --i;
+    const uint32_t in_use = tiers_in_use();
+    int i = kTiers - 1;
+    while (!(in_use >> i & 1 && of[i])) --i;  // the first has every body, and needs nothing
     return *of[i];
   }
 };
 
-#if defined(NPU_X86_TIERS)
-#define NPU_IN_EACH_TIER(name, result, ...)                                            \
-  namespace scalar { result name(__VA_ARGS__); }                                       \
-  namespace avx2 { result name(__VA_ARGS__); }                                         \
-  namespace avx512 { __attribute__((weak)) result name(__VA_ARGS__); }                 \
-  namespace avx512_bf16 { __attribute__((weak)) result name(__VA_ARGS__); }            \
-  namespace amx { __attribute__((weak)) result name(__VA_ARGS__); }                    \
-  inline constexpr Tiers<result(__VA_ARGS__)> name##_tiers{                            \
-      {&scalar::name, &avx2::name, &avx512::name, &avx512_bf16::name, &amx::name}};
-#else
-#define NPU_IN_EACH_TIER(name, result, ...)      \
-  namespace scalar { result name(__VA_ARGS__); } \
-  inline constexpr Tiers<result(__VA_ARGS__)> name##_tiers{{&scalar::name}};
-#endif
+#define NPU_BODY_every
+#define NPU_BODY_some __attribute__((weak))
+#define NPU_DECLARE_IN(tier, whose, instructions, timed, name, result, ...) \
+  namespace tier { NPU_BODY_##whose result name(__VA_ARGS__); }
+#define NPU_ADDRESS_IN(tier, whose, instructions, timed, name) &tier::name,
+#define NPU_IN_EACH_TIER(name, result, ...)                    \
+  NPU_TIERS(NPU_DECLARE_IN, name, result, __VA_ARGS__)         \
+  inline constexpr Tiers<result(__VA_ARGS__)> name##_tiers{{NPU_TIERS(NPU_ADDRESS_IN, name)}};
 
 // Declares void name(const Params&, const Parallel&) in each tier, and name_tiers, which launch<name_tiers> runs.
 #define NPU_KERNEL(name, Params) NPU_IN_EACH_TIER(name, void, const Params&, const Parallel&)

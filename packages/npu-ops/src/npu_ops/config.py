@@ -8,14 +8,12 @@ from pathlib import Path
 
 from npu_ops.errors import ConfigError
 
-ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
-
 
 @dataclass(frozen=True)
 class OpsConfig:
     """Settings of npu-ops.
 
-    isa: the kernels' instruction set, one of ISAS; None: the best that the machine has (NPU_ISA).
+    isa: the kernels' instruction set, one of native.isas(); None: the best that the machine has (NPU_ISA).
     batch_invariant: a row's result has the same bits whatever shares its batch (vLLM's VLLM_BATCH_INVARIANT).
     tune: linear layers are measured against torch's when a model is loaded (NPU_TUNE).
     cache: directory of what was measured (vLLM's VLLM_CACHE_ROOT).
@@ -28,12 +26,8 @@ class OpsConfig:
 
     @classmethod
     def from_environment(cls) -> OpsConfig:
-        """Read the variables above; raises ConfigError on what they cannot be."""
+        """Read the variables above; raises ConfigError on what they cannot be. native.load looks at the isa."""
         isa = os.environ.get("NPU_ISA") or None
-        if isa is not None and isa not in ISAS:
-            names = ", ".join(ISAS)
-            msg = f"NPU_ISA must be one of {names}, got {isa!r}: correct it, or unset it for the best of the machine."
-            raise ConfigError(msg)
         invariant = _flag("VLLM_BATCH_INVARIANT", default="0")
         tune = _flag("NPU_TUNE", default="1")
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -47,9 +47,19 @@ def bind_device() -> bool:
     return True
 
 
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this build has kernels for, the plainest first; none without native kernels."""
+    return tuple(torch.ops.npu_ops._isas().split()) if available() else ()
+
+
 def isa() -> str:
-    """Instruction set of the kernels in use, one of config.ISAS."""
+    """Instruction set of the kernels in use, one of isas()."""
     return torch.ops.npu_ops._isa()
+
+
+def instructions(name: str) -> list[str]:
+    """What a processor must have to run the kernels of instruction set `name`, as the compiler calls it."""
+    return torch.ops.npu_ops._instructions_of_isa(name).split()
 
 
 def highest_isa() -> str:
@@ -69,6 +79,10 @@ def is_emulated() -> bool:
 
 def set_isa(name: str) -> None:
     """Use the kernels of instruction set `name` from now on; raises ConfigError when the machine does not have it."""
+    if name not in isas():
+        names = ", ".join(isas())
+        msg = f"NPU_ISA must be one of {names}, got {name!r}: correct it, or unset it for the best of the machine."
+        raise ConfigError(msg)
     if not torch.ops.npu_ops._set_isa(name):
         best = highest_isa()
         msg = (

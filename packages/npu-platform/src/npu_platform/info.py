@@ -14,7 +14,18 @@ from npu_platform import implementations
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Device", "LinearChoices", "Op", "devices", "linear_choices", "ops", "registered_ops", "run"]
+__all__ = [
+    "Device",
+    "InstructionSet",
+    "LinearChoices",
+    "Op",
+    "devices",
+    "instruction_sets",
+    "linear_choices",
+    "ops",
+    "registered_ops",
+    "run",
+]
 
 
 DEMO_MODEL = files("npu_platform.demo") / "model"
@@ -50,6 +61,16 @@ class LinearChoices:
     entries: int
 
 
+@dataclass(frozen=True)
+class InstructionSet:
+    """One that npu-ops has kernels for: what a processor must have, where its kernels were timed, what it is here."""
+
+    name: str
+    instructions: str
+    timed_on: str | None
+    here: str
+
+
 def run(*, as_json: bool, model: str | None = None) -> int:
     """Print devices and ops, and for a model (empty: the demo's) what its layers run.
 
@@ -62,10 +83,11 @@ def run(*, as_json: bool, model: str | None = None) -> int:
         print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
         return 1
     known = ops()
-    measured = linear_choices()
+    measured, sets = linear_choices(), instruction_sets()
     if as_json:
         shown: dict[str, Any] = {"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}
         shown |= {} if layers is None else {"layers": [asdict(kind) for kind in layers]}
+        shown |= {"instruction_sets": [asdict(each) for each in sets]} if sets else {}
         shown |= {} if measured is None else {"linear_choices": asdict(measured)}
         print(json.dumps(shown, indent=2))
         return 0
@@ -78,6 +100,8 @@ def run(*, as_json: bool, model: str | None = None) -> int:
     width = max((len(op.name) for op in known), default=0)
     for op in known:
         print(f"{op.name:{width}}  npu: {op.npu}; cpu: {op.cpu}")
+    for each in sets:
+        print(f"kernels {each.name}: {each.here}; timed on {each.timed_on or 'no processor yet'}")
     if measured is not None:
         print(f"npu_ops::linear or torch's: {measured.entries} shapes and numbers of rows measured, in {measured.path}")
     return 0
@@ -113,6 +137,22 @@ def registered_ops() -> list[Op]:
         name for name in torch._C._dispatch_get_all_op_names() if name.startswith("npu_ops::") and "::_" not in name
     )
     return [Op(name, _implementation(name, "PrivateUse1"), _implementation(name, "CPU")) for name in names]
+
+
+def instruction_sets() -> list[InstructionSet]:
+    """Return the instruction sets of npu-ops' kernels, the plainest first; none without npu-ops."""
+    import torch
+
+    native = torch.ops.npu_ops
+    names = native._isas().split() if hasattr(native, "_isas") else []
+
+    def here(name: str) -> str:
+        return "in use" if name == native._isa() else "can run" if native._can_run_isa(name) else "cannot run"
+
+    return [
+        InstructionSet(name, native._instructions_of_isa(name), native._isa_timed_on(name) or None, here(name))
+        for name in names
+    ]
 
 
 def linear_choices() -> LinearChoices | None:
