@@ -59,11 +59,11 @@ class Lines:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, keep the seconds as JSON beside the page, and draw the page."""
+    """Measure, keep the seconds as JSON beside the page, and draw the page; `--ways` without a name: the imports alone."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.start", description=__doc__)
     parser.add_argument("--shape", choices=("Qwen3-0.6B", "tiny"), default="Qwen3-0.6B")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each way that count (default 3)")
-    parser.add_argument("--ways", nargs="+", choices=("LLM", "serve"), default=["LLM", "serve"])
+    parser.add_argument("--ways", nargs="*", choices=("LLM", "serve"), default=["LLM", "serve"])
     parser.add_argument(
         "--dummy", action="store_true", help="random weights made at start, as the engine's benchmark does"
     )
@@ -77,7 +77,11 @@ def main(arguments: list[str] | None = None) -> None:
         record = measure(model, options)
     place = Path(options.results) if options.results else pages.folder()
     place.mkdir(parents=True, exist_ok=True)
-    (place / "start.json").write_text(json.dumps(record, indent=1) + "\n")
+    file = place / "start.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    for part in ("ways", "imports"):  # what this run left out stays
+        record[part] = before.get(part, {}) | record[part]
+    file.write_text(json.dumps(record, indent=1) + "\n")
     title = f"The start on {record['machine']['processor']}"
     pages.insert(place / "start.md", "start", page(record), title)
     print(page(record))
@@ -85,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of each part, a list of the rounds, by way of starting."""
-    record: dict[str, Any] = {"suite": "start", "machine": machine.facts(), "shape": options.shape, "ways": {}}
+    record: dict[str, Any] = {"suite": "start", "machine": machine.facts(), "shape": options.shape}
+    record |= {"ways": {}, "imports": {}}
     engine = ENGINE | ({"load_format": "dummy"} if options.dummy else {})
     for way in options.ways:
         rounds = []
@@ -95,8 +100,10 @@ def measure(model: Path, options: argparse.Namespace) -> dict[str, Any]:
             rounds.append(parts)
         record["ways"][way] = {part: [one.get(part, 0.0) for one in rounds[1:]] for part in rounds[-1]}
     if not options.no_imports:
-        record["imports"] = {"vllm.LLM": imports("from vllm import LLM")}
-        record["imports"]["the engine's process"] = imports("import " + ", ".join(ENGINE_MODULES))
+        record["imports"]["vllm.LLM"] = imports("from vllm import LLM")
+        record["imports"]["vllm.LLM and the engine"] = imports(
+            f"from vllm import LLM; import {', '.join(ENGINE_MODULES)}"
+        )
     return record
 
 
@@ -207,7 +214,9 @@ def page(record: dict[str, Any]) -> str:
             f"| **to the first token** | **{statistics.median(rounds):.2f}** ({min(rounds):.2f} to {max(rounds):.2f}) |"
         )
         text.append("\n".join([f"| {title} | s |", "|---|---|", *rows, total]))
-    for what, packages in record.get("imports", {}).items():
+    if record["imports"]:
+        text.append("Imports by `python -X importtime`, which takes its own time:")
+    for what, packages in record["imports"].items():
         rows = [f"| {name} | {seconds:.2f} |" for name, seconds in packages.items()]
         text.append("\n".join([f"| imports of {what}, by package | s |", "|---|---|", *rows]))
     return "\n\n".join(text)

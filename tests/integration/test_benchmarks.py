@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import gguf
 import pytest
 
-from tests.benchmarks import draw, engine, pages, peer, results, split
+from npu_platform.start_times import StartTimes
+from tests.benchmarks import draw, engine, pages, peer, results, split, start
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
 from tests.benchmarks.limits import Limits
@@ -209,3 +211,37 @@ def test_a_new_page_has_a_title_and_its_part(tmp_path):
     pages.insert(tmp_path / "machine" / "kernels.md", "every case", "table", "Kernels")
     text = (tmp_path / "machine" / "kernels.md").read_text()
     assert text == "# Kernels\n\n<!-- drawn: every case -->\n\ntable\n\n<!-- end: every case -->\n"
+
+
+def test_the_parts_of_a_start_are_those_that_the_worker_tells():
+    times = StartTimes()
+    with times.part("model and weights"):
+        pass
+    lines = start.Lines([(10.0, "MARK imports"), (15.0, f"INFO npu worker: up after {times.text()}")])
+    at, total, parts = start.up(lines)
+    assert (at, list(parts)) == (15.0, ["imports", "model and weights", "other"])
+    assert sum(parts.values()) == pytest.approx(total, abs=0.05)
+    front = start.engine_parts(lines, lines.when("MARK imports"))
+    assert front["front end: configuration"] == pytest.approx(5.0 - total)
+    with pytest.raises(RuntimeError, match="no line 'MARK token' in:\nMARK imports"):
+        lines.when("MARK token")
+
+
+def test_a_page_of_starts_has_medians_and_packages():
+    ways = {"LLM": {"import": [1.0, 3.0, 2.0], "token": [1.0, 1.0, 1.5]}}
+    text = start.page({"machine": MACHINE, "shape": "tiny", "ways": ways, "imports": {"x": {"torch": 1.5, "all": 2.0}}})
+    assert "| import | 2.00 |" in text
+    assert "| **to the first token** | **3.50** (2.00 to 4.00) |" in text
+    assert "| torch | 1.50 |" in text
+
+
+@pytest.mark.nightly
+def test_a_trial_of_starts(tmp_path):
+    tiny = ["--shape", "tiny", "--rounds", "1", "--no-imports", "--model", str(tmp_path), "--results", str(tmp_path)]
+    start.main(tiny)
+    kept = json.loads((tmp_path / "start.json").read_text())
+    assert list(kept["ways"]) == ["LLM", "serve"]
+    for parts in kept["ways"].values():
+        assert all(len(seconds) == 1 for seconds in parts.values())
+        assert sum(parts["engine process: graphs and sampler"]) > 0
+    assert "**to the first token**" in (tmp_path / "start.md").read_text()
