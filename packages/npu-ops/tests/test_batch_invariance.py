@@ -61,6 +61,13 @@ def test_linear(ops, equals_product, isa, dtype, n, k):
     equals_product(check(lambda rows: ops.linear(rows, weight, bias), x), x, weight, bias)
 
 
+@pytest.mark.parametrize("k", [100, 1500])
+def test_linear_of_many_rows(ops, equals_product, isa, k):
+    """Around the numbers of rows at which tiles go another way: what meets a strip, once or twice, and copies."""
+    x, weight = torch.randn(150, k).bfloat16(), torch.randn(70, k).bfloat16()
+    equals_product(check(lambda rows: ops.linear(rows, weight, None), x, (16, 17, 48, 64, 65, 96, 128, 129)), x, weight)
+
+
 def test_the_mode_is_needed(ops):
     """Or else nobody would want it off."""
     npu_ops.native.set_batch_invariant(on=False)

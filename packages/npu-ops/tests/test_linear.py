@@ -14,6 +14,18 @@ def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
     equals_product(y, x, w, bias)
 
 
+@pytest.mark.parametrize("rows", [64, 96, 128, 130, 333, 1100])
+@pytest.mark.parametrize(("n", "k"), [(300, 1100), (33, 40), (65, 2048)])
+def test_many_rows(ops, equals_product, isa, rows, n, k):
+    """So many that torch's own linear is left aside only where it was measured to be slower."""
+    x, w, bias = torch.randn(rows, k).bfloat16(), torch.randn(n, k).bfloat16(), torch.randn(n).bfloat16()
+    ops._choose_linear(w, n, k, 0xFFFF, 0)
+    try:
+        equals_product(ops.linear(x, w, bias), x, w, bias)
+    finally:
+        ops._choose_linear(w, n, k, 0, 0)
+
+
 def test_rows_so_long_that_a_cache_holds_few(ops, equals_product, isa, dtype):
     x, w = torch.randn(40, 17000).to(dtype), torch.randn(33, 17000).to(dtype)
     equals_product(ops.linear(x, w, None), x, w)

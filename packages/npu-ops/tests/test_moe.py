@@ -47,6 +47,8 @@ def check(actual, arguments):
         (11, 1601, 40, 1, 1),  # rows longer than what is multiplied in one go
         (14, 1061, 36, 1, 1),
         (16, 64, 64, 32, 8),
+        (300, 1100, 70, 3, 2),  # hundreds of tokens an expert
+        (100, 96, 33, 2, 1),
         (40, 17000, 8, 1, 1),  # rows so long that a cache holds few of them
     ],
 )

@@ -39,12 +39,6 @@ NPU_INLINE F load_depth(const bf16* p, int64_t n) {
 // Elements that 16 rows of x take when packed.
 NPU_INLINE int64_t packed_tiles(int64_t k) { return ceil_div(k, kTileDepth) * kTileDepth * kTileSide; }
 
-// Rows of x that are packed at a time: they stay in L2 beside the weights.
-NPU_INLINE int64_t rows_beside_weights(int64_t k) {
-  constexpr int64_t kBytes = 1 << 20, kRows = 2 * kTileSide;
-  return greater(1, kBytes / (greater(1, k) * static_cast<int64_t>(sizeof(bf16)) * kRows)) * kRows;
-}
-
 // Packs up to 16 rows of x, `row(i)` their addresses.
 template <class Row>
 inline void pack_for_tiles(bf16* out, const Row& row, int64_t rows, int64_t k) {
@@ -108,45 +102,6 @@ inline void tile_block(float* sums, const TileRows* w, const bf16* x, int64_t ld
   tile_store<4>(sums, kRow);
   if constexpr (N * M > 1) tile_store<5>(sums + kTile, kRow);
   if constexpr (N * M > 2) tile_store<6>(sums + 2 * kTile, kRow), tile_store<7>(sums + 3 * kTile, kRow);
-}
-
-constexpr int kTileStrips = 4;                             // of 16 weight rows, that are multiplied together
-constexpr int64_t kTileColumns = kTileStrips * kTileSide;  // of the result
-
-// out(row of x, column, sums of 16 columns) for `rows` packed rows of x and four times 16 weight rows. `copies`: room for two strips,
-// packed_tiles(k) each. `ahead`: elements from a weight row to the one that comes into its place next, 0: unknown.
-template <class Out>
-inline void tile_products(const TileRows (&w)[kTileStrips], const bf16* x, int64_t rows, int64_t k, bf16* copies, int64_t ahead, const Out& out) {
-  alignas(64) float sums[kTileStrips * kTileSide * kTileSide];
-  const int64_t ldx = packed_tiles(k);
-  const auto turn = [&](int64_t from, int64_t column, const float* tile) {
-    F r[kTileSide];
-    for (int64_t i = 0; i < kTileSide; ++i) r[i] = load(tile + i * kTileSide);
-    transpose(r);
-    for (int64_t i = 0; i < lesser(kTileSide, rows - from); ++i) out(from + i, column, r[i]);
-  };
-  if (rows <= kTileSide) {
-    tile_block<4, 1>(sums, w, x, ldx, k, ahead);
-    for (int64_t n = 0; n < kTileStrips; ++n)
-      if (w[n].rows > 0) turn(0, n * kTileSide, sums + n * kTileSide * kTileSide);
-    return;
-  }
-  for (int64_t n = 0; n < kTileStrips; n += 2) {
-    if (w[n].rows <= 0) continue;
-    TileRows pair[2] = {w[n], w[n + 1]};
-    if (rows > 2 * kTileSide)
-      for (int64_t i = 0; i < 2; ++i) pair[i] = copied_rows(copies + i * ldx, w[n + i], k);
-    for (int64_t m = 0; m < rows; m += 2 * kTileSide) {
-      const int64_t groups = m + kTileSide < rows ? 2 : 1, fetch = rows > 2 * kTileSide ? 0 : ahead;
-      if (groups == 2)
-        tile_block<2, 2>(sums, pair, x + m / kTileSide * ldx, ldx, k, fetch);
-      else
-        tile_block<2, 1>(sums, pair, x + m / kTileSide * ldx, ldx, k, fetch);
-      for (int64_t i = 0; i < 2 && w[n + i].rows > 0; ++i)
-        for (int64_t j = 0; j < groups; ++j)
-          turn(m + j * kTileSide, (n + i) * kTileSide, sums + (i * groups + j) * kTileSide * kTileSide);
-    }
-  }
 }
 
 }  // namespace

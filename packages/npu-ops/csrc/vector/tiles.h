@@ -42,6 +42,10 @@ NPU_INLINE void tile_load(const void* p, int64_t stride) {
   for (int r = 0; r < 16; ++r) memcpy(tile + r * 64, static_cast<const uint8_t*>(p) + r * stride, 64);
 }
 template <int T>
+NPU_INLINE void tile_stream(const void* p, int64_t stride) {
+  tile_load<T>(p, stride);
+}
+template <int T>
 NPU_INLINE void tile_store(void* p, int64_t stride) {
   const uint8_t* tile = emulated_tile(T);
   for (int r = 0; r < 16; ++r) memcpy(static_cast<uint8_t*>(p) + r * stride, tile + r * 64, 64);
@@ -112,6 +116,11 @@ NPU_INLINE void tile_zero() {
 template <int T>
 NPU_INLINE void tile_load(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
+}
+// As tile_load, of what L1 need not keep.
+template <int T>
+NPU_INLINE void tile_stream(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
 }
 template <int T>
 NPU_INLINE void tile_store(void* p, int64_t stride) {

@@ -43,7 +43,7 @@ struct ExpertsParams {
 struct FusedExpertsParams : ExpertsParams {
   const void* w13;  // [experts, rows of gate and up, hidden]
   const void* w2;   // [experts, hidden, width]
-  void* activated;  // workspace: [tokens * top_k, width]
+  void* activated;  // workspace: [tokens * top_k + kSliceRows - 1 for each expert that may have any, width rounded up to kActivatedStep]
   float* packed;    // workspace: packed_rows(...) * (hidden or width, rounded up to 64, and 64)
   int32_t* lists;   // workspace: list_length(...)
   int64_t stride_w13, stride_w2, expert_stride_w13, expert_stride_w2;
@@ -52,6 +52,8 @@ struct FusedExpertsParams : ExpertsParams {
 
 // The most for `few` with which that is the faster way.
 constexpr int64_t kFewTokens = 12;
+
+constexpr int64_t kSliceRows = 16, kActivatedStep = 32;  // of tiles
 
 NPU_KERNEL(select_experts, SelectExpertsParams)
 NPU_KERNEL(fused_experts, FusedExpertsParams)
