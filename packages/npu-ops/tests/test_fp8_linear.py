@@ -32,7 +32,7 @@ def check(y, x, exact, bias, dtype):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 12, 13, 33, 100])
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize(("n", "k"), [(256, 256), (70, 100), (33, 300)])
+@pytest.mark.parametrize(("n", "k"), [(256, 256), (70, 100), (33, 300), (300, 1100)])
 def test_equals_the_product(ops, isa, dtype, rows, n, k, block):
     weight, scale, block_n, block_k, exact = layer(n, k, block)
     x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype) if rows % 2 else None

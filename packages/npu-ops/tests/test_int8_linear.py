@@ -20,7 +20,7 @@ def exact(x, w, zero):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 17, 33, 70])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 13), (40, 700)])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 13), (40, 700), (300, 1100)])
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_sums_are_exact(ops, isa, rows, n, k, asymmetric):
     """All values, the most negative too; with scales of one, float32 shows the sums themselves."""

@@ -166,6 +166,12 @@ NPU_EMULATED_CALL __m512i permutexvar_epi32(__m512i index, __m512i x) {
   for (int i = 0; i < 16; ++i) to[i] = from[at[i] & 15];
   return as<__m512i>(to);
 }
+NPU_EMULATED_CALL __m512i permutexvar_epi16(__m512i index, __m512i x) {
+  auto at = elements<uint16_t>(index), from = elements<uint16_t>(x);
+  Elements<uint16_t, 32> to;
+  for (int i = 0; i < 32; ++i) to[i] = from[at[i] & 31];
+  return as<__m512i>(to);
+}
 NPU_EMULATED_INLINE __m512i shuffle_epi8(__m512i x, __m512i index) {  // within 128 bits each
   return whole<__m512i>(_mm256_shuffle_epi8(half<__m256i>(x, 0), half<__m256i>(index, 0)), _mm256_shuffle_epi8(half<__m256i>(x, 1), half<__m256i>(index, 1)));
 }
@@ -239,6 +245,7 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32
 #define _mm512_permutexvar_epi32 npu_ops::emulated::permutexvar_epi32
+#define _mm512_permutexvar_epi16 npu_ops::emulated::permutexvar_epi16
 #define _mm512_shuffle_epi8 npu_ops::emulated::shuffle_epi8
 #undef _mm512_mask_blend_epi16
 #define _mm512_mask_blend_epi16 npu_ops::emulated::mask_blend_epi16

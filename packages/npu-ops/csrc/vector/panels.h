@@ -15,6 +15,7 @@ constexpr int64_t kColumns = 32;      // of a panel
 constexpr int kVectors = 4;           // of eight columns each
 constexpr int kPairs = W / 8;         // pairs of k that a vector holds of its eight columns
 constexpr int kStep = 2 * kPairs;     // elements of k a step
+constexpr int kSums = kColumns / W;   // vectors of one number a column
 
 // For each lane sum + a[0] * b[0] + a[1] * b[1] of its two 16-bit halves.
 NPU_INLINE I add_pair_products(I sum, I a, I b) {
@@ -43,14 +44,6 @@ NPU_INLINE I pairs_of(const int16_t* x) {
 #endif
 }
 
-// Eight values, for the lanes of the first pair and for those of the second.
-NPU_INLINE F both_pairs(const float* p) {
-#if defined(NPU_AVX512)
-  return (F)_mm512_broadcast_f32x8(_mm256_loadu_ps(p));
-#else
-  return load(p);
-#endif
-}
 // Eight values for the lanes of the first pair, zero for the others.
 NPU_INLINE I first_pair(const int8_t* p) {
 #if defined(NPU_AVX512)
@@ -103,6 +96,22 @@ NPU_INLINE I limited(I v, int32_t low, int32_t high) {
   I lo = low - I{}, hi = high - I{};
   v = v < lo ? lo : v;
   return v > hi ? hi : v;
+}
+
+// From the sums of V vectors of eight columns those of the columns in their order: the pairs of k that a vector holds are added up.
+template <int V>
+NPU_INLINE void by_column(I (&out)[V / kPairs], const I (&sums)[V]) {
+#if defined(NPU_AVX512)
+#pragma GCC unroll 2
+  for (int j = 0; j < V / kPairs; ++j) {
+    const I a = sums[2 * j], b = sums[2 * j + 1];
+    out[j] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+#else
+#pragma GCC unroll 4
+  for (int j = 0; j < V; ++j) out[j] = sums[j];
+#endif
 }
 
 // ---- where a step's vectors of weights come from: fetch gives V of the four, each 8 columns x kPairs pairs of 16 bits ----
@@ -182,7 +191,7 @@ NPU_INLINE void unpack_block(int16_t* out, const Source& w, int64_t steps) {
   }
 }
 
-// ---- a block of k: the sums of M rows by V vectors of eight columns, each handed to policy.start and policy.add ----
+// ---- a block of k: the sums of M rows by V vectors of eight columns, from policy.start, a row's handed to policy.add ----
 // Not inlined: the loop needs all registers, and what its surroundings keep in them would drive a sum into memory.
 template <int M, int V, class Source, class Policy>
 __attribute__((noinline)) void block_sums(const Policy& policy, const Source& w, int first, const int16_t* x, int64_t ldx, int64_t row, int64_t steps) {
@@ -203,9 +212,7 @@ __attribute__((noinline)) void block_sums(const Policy& policy, const Source& w,
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) policy.add(row + m, first + j, sums[m][j]);
+  for (int m = 0; m < M; ++m) policy.add(row + m, first, sums[m]);
 }
 
 // Registers hold the sums of kTileRows rows by kTileVectors vectors; of two rows by all vectors.
@@ -238,12 +245,9 @@ inline void block_rows(const Policy& policy, const Source& w, const int16_t* x, 
 }
 
 // ---- results ----
-// y = c (the sums of 32 columns, in four vectors) + bias
+// out = y (32 columns) + bias
 template <class T>
-NPU_INLINE void store_columns(T* out, const T* bias, const float* c, int64_t columns) {
-  float y[kColumns];
-  for (int j = 0; j < kVectors; ++j)
-    for (int i = 0; i < 8; ++i) y[j * 8 + i] = kPairs == 2 ? c[j * W + i] + c[j * W + W / 2 + i] : c[j * W + i];
+NPU_INLINE void store_columns(T* out, const T* bias, const float* y, int64_t columns) {
   for_vectors(columns, [&](int64_t j, auto n) {
     F v = load(y + j);
     store_n(out + j, bias ? v + load_n(bias + j, n) : v, n);

@@ -94,6 +94,10 @@ template <int C, int A, int B>
 NPU_INLINE void tile_dp_int8() {
   emulated_dp_int8<int8_t, int8_t>(emulated_tile(C), emulated_tile(A), emulated_tile(B));
 }
+template <int C, int A, int B>
+NPU_INLINE void tile_dp_uint8() {
+  emulated_dp_int8<uint8_t, int8_t>(emulated_tile(C), emulated_tile(A), emulated_tile(B));
+}
 
 #else
 
@@ -133,6 +137,11 @@ NPU_INLINE void tile_dp_bf16() {
 template <int C, int A, int B>
 NPU_INLINE void tile_dp_int8() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// A without signs
+template <int C, int A, int B>
+NPU_INLINE void tile_dp_uint8() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
 #endif

@@ -153,46 +153,45 @@ NPU_INLINE F nearest_e4m3(F x) {
   return x == x ? nearest : x;
 }
 
-// A group of x rounded to e4m3 and scaled back
+// The scale by which a group of x is rounded to e4m3: the given one, or by its range.
 template <class T>
-NPU_INLINE void round_group(float* out, const T* x, int64_t n, const float* given) {
-  float scale = given ? *given : 0;
-  if (!given) {
-    I top{};
-    for_vectors(n, [&](int64_t i, auto left) { top = larger_magnitude(top, load_n(x + i, left)); });
-    constexpr float least = 1.f / (448.f * 512.f);
-    scale = largest_magnitude(top) / 448.f;
-    scale = scale < least ? least : scale;  // in this order NaN stays
-  }
-  const float inverse = 1.f / scale;
+NPU_INLINE float scale_of_group(const T* x, int64_t n, const float* given) {
+  if (given) return *given;
+  I top{};
+  for_vectors(n, [&](int64_t i, auto left) { top = larger_magnitude(top, load_n(x + i, left)); });
+  constexpr float least = 1.f / (448.f * 512.f);
+  const float scale = largest_magnitude(top) / 448.f;
+  return scale < least ? least : scale;  // in this order NaN stays
+}
+
+// A group of x rounded to e4m3 by its scale, which is returned; multiplied by it again if `scale_back`.
+template <class Out, class T>
+NPU_INLINE float round_group(Out* out, const T* x, int64_t n, const float* given, bool scale_back) {
+  const float scale = scale_of_group(x, n, given), inverse = 1.f / scale, back = scale_back ? scale : 1.f;
   for_vectors(n, [&](int64_t i, auto left) {
     const F v = clamped(load_n(x + i, left) * set1(inverse), -448.f, 448.f);
-    store_n(out + i, nearest_e4m3(v) * set1(scale), left);
+    store_n(out + i, nearest_e4m3(v) * set1(back), left);
   });
+  return scale;
 }
 
 // A row of x as floats, rounded where that is asked for, and zero behind its end.
 template <class T>
 inline void floats_of_row(float* out, int64_t ldx, const T* x, int64_t size, int64_t group, const float* scale) {
   if (group)
-    for (int64_t k = 0; k < size; k += group) round_group(out + k, x + k, lesser(group, size - k), scale);
+    for (int64_t k = 0; k < size; k += group) round_group(out + k, x + k, lesser(group, size - k), scale, true);
   else
     for_vectors(size, [&](int64_t i, auto left) { store_n(out + i, load_n(x + i, left), left); });
   for (int64_t k = size; k < ldx; ++k) out[k] = 0;
 }
 
-// `row(m)`: the address of a row of x
-template <class T, class Row>
-inline float* floats_of(int64_t m, int64_t k, int64_t ldx, int64_t group, const float* scale, const Row& row, const Parallel& parallel) {
-  float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (m * ldx + 1)));
-  parallel(m, greater(1, 16384 / greater(1, k)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) floats_of_row<T>(x + i * ldx, ldx, row(i), k, group, scale);
-  });
-  return x;
-}
 template <class T>
 inline float* floats_of(const Fp8LinearParams& p, int64_t ldx, const Parallel& parallel) {
-  return floats_of<T>(p.m, p.k, ldx, p.x_group, p.x_scale, [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; }, parallel);
+  float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (p.m * ldx + 1)));
+  parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) floats_of_row<T>(x + i * ldx, ldx, static_cast<const T*>(p.x) + i * p.ldx, p.k, p.x_group, p.x_scale);
+  });
+  return x;
 }
 
 // Columns of the groups [begin, end) of kRowGroup
@@ -266,8 +265,21 @@ inline void many_rows(const Fp8LinearParams& p, const X* x, int64_t ldx, const P
   });
 }
 
+}  // namespace
+}  // namespace npu_ops::NPU_TIER
+
+#if defined(NPU_AMX)
+#include "kernels/fp8_linear/tiles.inc"
+#endif
+
+namespace npu_ops::NPU_TIER {
+namespace {
+
 template <class T>
 inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
+#if defined(NPU_AMX)
+  if (tiles_take<T>(p) && (p.m > kTooFewForTiles || batch_invariant())) return fp8_linear_tiles<T>(p, parallel);
+#endif
   if (p.m <= kFewRows) return few_rows<T>(p, parallel);
   in_parts(p.m, [&](int64_t first, int64_t count) {
     Fp8LinearParams part = p;

@@ -3,9 +3,6 @@
 
 #include "kernels/int8_linear/int8_linear.h"
 #include "vector/panels.h"
-#if defined(NPU_AMX)
-#include "kernels/int8_linear/tiles.inc"
-#endif
 
 namespace npu_ops::NPU_TIER {
 namespace {
@@ -18,7 +15,10 @@ constexpr int64_t kPanelsAtATime = 2;
 struct Summed {
   int32_t* c;
   NPU_INLINE I start(int64_t row, int j) const { return load_raw<I>(c + (row * kVectors + j) * W); }
-  NPU_INLINE void add(int64_t row, int j, I sums) const { memcpy(c + (row * kVectors + j) * W, &sums, sizeof sums); }
+  template <int V>
+  NPU_INLINE void add(int64_t row, int first, const I (&sums)[V]) const {
+    memcpy(c + (row * kVectors + first) * W, sums, sizeof sums);
+  }
 };
 
 // Rows of x as 16-bit integers, k padded to whole units.
@@ -31,23 +31,27 @@ inline int16_t* widened(const Int8LinearParams& p, int64_t ld, const Parallel& p
   return x;
 }
 
+// Row m of the result, 32 columns from n on.
 template <class T>
-inline void store_sums(const Int8LinearParams& p, const int32_t* sums, int64_t m, int64_t n) {
-  const float x_scale = p.x_scale[m * p.x_scale_step];
-  const I x_zero = (p.x_zero ? p.x_zero[m * p.x_scale_step] : 0) - I{};
-  float c[kVectors * W];
-  for (int j = 0; j < kVectors; ++j) {
-    I s = load_raw<I>(sums + j * W), correction = {};
-    if (p.x_zero)  // in the lanes of the first pair
-      for (int i = 0; i < 8; ++i) correction[i] = p.w_sum[n + j * 8 + i];
-    // the lanes of two pairs are one sum before it is rounded to float
-    I exact = s - x_zero * correction;
-    if (kPairs == 2)
-      for (int i = 0; i < 8; ++i) exact[i] += exact[(W / 2 + i) % W], exact[(W / 2 + i) % W] = 0;
-    store(c + j * W, to_floats(exact) * (both_pairs(p.w_scale + n + j * 8) * set1(x_scale)));
+NPU_INLINE void store_exact(const Int8LinearParams& p, const I (&sums)[kSums], int64_t m, int64_t n) {
+  float y[kColumns];
+  for (int j = 0; j < kSums; ++j) {
+    I exact = sums[j];
+    if (p.x_zero) exact -= (p.x_zero[m * p.x_scale_step] - I{}) * load_raw<I>(p.w_sum + n + j * W);
+    store(y + j * W, to_floats(exact) * (load(p.w_scale + n + j * W) * set1(p.x_scale[m * p.x_scale_step])));
   }
-  store_columns(static_cast<T*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const T*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+  store_columns(static_cast<T*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const T*>(p.bias) + n : nullptr, y, lesser(kColumns, p.n - n));
 }
+
+}  // namespace
+}  // namespace npu_ops::NPU_TIER
+
+#if defined(NPU_AMX)
+#include "kernels/int8_linear/tiles.inc"
+#endif
+
+namespace npu_ops::NPU_TIER {
+namespace {
 
 template <class T>
 inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int64_t first, int64_t count) {
@@ -74,7 +78,12 @@ inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int6
       }
   }
   for (int64_t i = 0; i < count; ++i)
-    for (int64_t m = 0; m < p.m; ++m) store_sums<T>(p, c + (i * p.m + m) * row_sums, m, (first + i) * kColumns);
+    for (int64_t m = 0; m < p.m; ++m) {
+      I sums[kVectors], exact[kSums];
+      memcpy(sums, c + (i * p.m + m) * row_sums, sizeof sums);
+      by_column(exact, sums);  // one sum a column before it is rounded to float
+      store_exact<T>(p, exact, m, (first + i) * kColumns);
+    }
 }
 
 template <class T>

@@ -4,11 +4,14 @@
 // weights follow: gate and up with the activation, and down with the weighted sum. All that depends on the routing is decided in here,
 // so that a recorded launch serves every step.
 //
-// A Format has, for pass 0 (gate and up) and 1 (down):
-//   Rows rows<T>(pass, count, row, parallel): the rows that the pass multiplies; row(i) is the i-th's address
-//   product<T>(y, ldy, rows, pass, up, expert, column, columns, from, count): y[count][columns] = rows [from, from + count) by the expert's
-//     weight rows [column, column + columns), of the up projection if `up`; in float, scaled, without bias. `column` is a multiple of
-//     kItemColumns. It may use the thread's scratch slots 0 to 2.
+// A Format has
+//   few<T>(): the most tokens of an expert that go another way than many; its rows are rows slice.packed and on of those, many's are
+//     slice.from and on of all
+// and, for pass 0 (gate and up) and 1 (down):
+//   Rows rows<T>(pass, routing, row, parallel): the rows that the pass multiplies; row(i) is the address of the i-th sorted pair's
+//   product<T>(y, ldy, rows, pass, up, slice, column, columns): y[slice.count][columns] = the slice's rows by its expert's weight rows
+//     [column, column + columns), of the up projection if `up`; in float, scaled, without bias. `column` is a multiple of kItemColumns.
+//     It may use the thread's scratch slots 0 to 2, and `rows` the caller's first six.
 #pragma once
 
 #include "kernels/moe/gate.h"
@@ -20,6 +23,18 @@ namespace {
 
 constexpr int64_t kItemColumns = 64;  // of a work item
 
+// fn(slice, i) for each sorted pair
+template <class Fn>
+inline void for_pairs_of(const Routing& r, int64_t grain, const Parallel& parallel, const Fn& fn) {
+  parallel(r.pairs, grain, [&](int64_t begin, int64_t end) {
+    const ExpertSlice* slice = r.slices;
+    for (int64_t i = begin; i < end; ++i) {
+      while (slice->from + slice->count <= i) ++slice;
+      fn(*slice, i);
+    }
+  });
+}
+
 template <class T, ExpertActivation A, class Format>
 inline void gates_and_ups(const ExpertsParams& p, const Routing& r, const Format& format, const typename Format::Rows& rows, T* activated,
                           const Parallel& parallel) {
@@ -30,7 +45,7 @@ inline void gates_and_ups(const ExpertsParams& p, const Routing& r, const Format
       const int64_t column = item % blocks * kItemColumns, columns = lesser(kItemColumns, p.width - column), ldy = 2 * kItemColumns;
       float* y = static_cast<float*>(thread_scratch(3, sizeof(float) * slice.count * ldy));
       for (int up = 0; up <= p.gated; ++up)
-        format.template product<T>(y + up * kItemColumns, ldy, rows, 0, up, slice.expert, column, columns, slice.from, slice.count);
+        format.template product<T>(y + up * kItemColumns, ldy, rows, 0, up, slice, column, columns);
       for (int64_t i = slice.from; i < slice.from + slice.count; ++i)
         activate_pair<T, A, kItemColumns>(p, slice.expert, r.order[i], column, columns, y + (i - slice.from) * ldy, kItemColumns,
                                           activated + i * p.width);
@@ -65,7 +80,7 @@ inline void downs(const ExpertsParams& p, const Routing& r, const Format& format
       for (int64_t s = 0; s < r.num_slices; ++s) {
         const ExpertSlice& slice = r.slices[s];
         float* y = static_cast<float*>(thread_scratch(3, sizeof(float) * slice.count * kItemColumns));
-        format.template product<T>(y, kItemColumns, rows, 1, 0, slice.expert, column, columns, slice.from, slice.count);
+        format.template product<T>(y, kItemColumns, rows, 1, 0, slice, column, columns);
         add_weighted<T>(p, r, slice, column, columns, y, total);
       }
       T* out = static_cast<T*>(p.out) + column;
@@ -78,10 +93,11 @@ inline void downs(const ExpertsParams& p, const Routing& r, const Format& format
 template <class T, class Format>
 inline void some_tokens(const ExpertsParams& p, const Format& format, const Parallel& parallel) {
   const int64_t pairs = p.tokens * p.top_k;
-  const Routing r = sort_by_expert(p, static_cast<int32_t*>(thread_scratch(kCallerSlots + 4, sizeof(int32_t) * (6 * p.experts + pairs))));
-  T* activated = static_cast<T*>(thread_scratch(kCallerSlots + 5, sizeof(T) * (r.pairs * p.width + 1)));
+  int32_t* lists = static_cast<int32_t*>(thread_scratch(kCallerSlots + 6, sizeof(int32_t) * (6 * p.experts + pairs)));
+  const Routing r = sort_by_expert(p, lists, format.template few<T>());
+  T* activated = static_cast<T*>(thread_scratch(kCallerSlots + 7, sizeof(T) * (r.pairs * p.width + 1)));
   const auto token = [&](int64_t i) { return static_cast<const T*>(p.x) + r.order[i] / p.top_k * p.stride_x; };
-  const auto rows = format.template rows<T>(0, r.pairs, token, parallel);
+  const auto rows = format.template rows<T>(0, r, token, parallel);
   switch (p.activation) {
     case ExpertActivation::silu:
       gates_and_ups<T, ExpertActivation::silu>(p, r, format, rows, activated, parallel);
@@ -96,7 +112,7 @@ inline void some_tokens(const ExpertsParams& p, const Format& format, const Para
       gates_and_ups<T, ExpertActivation::relu2>(p, r, format, rows, activated, parallel);
       break;
   }
-  const auto inner = format.template rows<T>(1, r.pairs, [&](int64_t i) { return activated + i * p.width; }, parallel);
+  const auto inner = format.template rows<T>(1, r, [&](int64_t i) { return activated + i * p.width; }, parallel);
   downs<T>(p, r, format, inner, parallel);
 }
 

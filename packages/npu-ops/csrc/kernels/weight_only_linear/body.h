@@ -7,6 +7,9 @@
 
 #include "kernels/weight_only_linear/weight_only_linear.h"
 #include "vector/panels.h"
+#if defined(NPU_AMX)
+#include "vector/panel_tiles.h"
+#endif
 
 namespace npu_ops::NPU_TIER {
 namespace {
@@ -18,12 +21,19 @@ constexpr int kDigits = 1;
 template <>
 constexpr int kDigits<float> = 2;
 
-// Rows of x as integers: digits rows a row of x, k padded to whole units.
+// Rows of x as integers: digits rows a row of x, zero behind each block's end.
 struct Digits {
   int16_t* values;  // [rows][ld]
   float* scale;     // [rows][blocks]
   int32_t* sum;     // [rows][blocks]
-  int64_t ld, block, blocks;
+  int64_t k;        // of the weights' whole units
+  int64_t block, blocks;
+  int64_t stride, ld;  // elements from a block to the next, and from a row
+
+  // Elements of block b in whole units.
+  NPU_INLINE int64_t size(int64_t b) const { return lesser(block, k - b * block); }
+  // Rows from `from` on.
+  NPU_INLINE Digits rows(int64_t from) const { return {values + from * ld, scale + from * blocks, sum + from * blocks, k, block, blocks, stride, ld}; }
 };
 
 // Power of two s with |x| / s <= 2^15 for n elements; NaN when one is infinite or NaN.
@@ -49,7 +59,7 @@ NPU_INLINE float block_scale(const T* x, int64_t n, float* inverse) {
 
 template <class T>
 NPU_INLINE void digits_of_block(const Digits& d, const T* x, int64_t row, int64_t b, int64_t n) {
-  int16_t* values = d.values + row * d.ld + b * d.block;
+  int16_t* values = d.values + row * d.ld + b * d.stride;
   float inverse;
   const float scale = block_scale(x, n, &inverse);
   I total = {}, rest = {};
@@ -79,56 +89,62 @@ inline void digits_of_row(const Digits& d, int64_t m, const T* x, int64_t size, 
     for (int64_t i = 0; i < size; ++i) ordered[i] = x[order[i]];
     x = ordered;
   }
-  for (int64_t b = 0; b < d.blocks; ++b) digits_of_block(d, x + b * d.block, m * kDigits<T>, b, lesser(d.block, size - b * d.block));
-  for (int i = 0; i < kDigits<T>; ++i)
-    for (int64_t k = size; k < d.ld; ++k) d.values[(m * kDigits<T> + i) * d.ld + k] = 0;
+  for (int64_t b = 0; b < d.blocks; ++b) {
+    const int64_t count = lesser(d.block, size - b * d.block);
+    digits_of_block(d, x + b * d.block, m * kDigits<T>, b, count);
+    for (int i = 0; i < kDigits<T>; ++i) {
+      int16_t* values = d.values + (m * kDigits<T> + i) * d.ld + b * d.stride;
+      for (int64_t k = count; k < d.stride; ++k) values[k] = 0;
+    }
+  }
 }
 
 // ---- sums to results ----
 
-// Scales a block's sums and adds them to c, [rows of x][4 vectors].
+// Scales a block's sums and adds them to c, [rows of x][columns].
 template <int D>
 struct Scaled {
   float* c;
   const float* scale;  // of x: [rows], blocks apart
   const int32_t* sum;
   int64_t blocks;
-  F w_scale[kVectors];
+  F w_scale[kSums];
   I w_zero[kVectors];
 
   NPU_INLINE I start(int64_t row, int j) const { return w_zero[j] * -sum[row * blocks]; }
-  NPU_INLINE void add(int64_t row, int j, I sums) const {
-    float* to = c + (row / D * kVectors + j) * W;
-    store(to, fma(to_floats(sums), w_scale[j] * set1(scale[row * blocks]), load(to)));
+  template <int V>
+  NPU_INLINE void add(int64_t row, int first, const I (&sums)[V]) const {
+    I whole[V / kPairs];
+    by_column(whole, sums);
+#pragma GCC unroll 4
+    for (int j = 0; j < V / kPairs; ++j) {
+      const int at = first / kPairs + j;
+      float* to = c + row / D * kColumns + at * W;
+      store(to, fma(to_floats(whole[j]), w_scale[at] * set1(scale[row * blocks]), load(to)));
+    }
   }
 };
 
 template <class T>
-NPU_INLINE void load_scales(F (&out)[kVectors], const T* scales) {
-  if constexpr (kPairs == 1) {
-    for (int j = 0; j < kVectors; ++j) out[j] = load(scales + j * W);
-    return;
-  }
-  float s[kColumns];
-  for (int64_t i = 0; i < kColumns; i += W) store(s + i, load(scales + i));
-  for (int j = 0; j < kVectors; ++j) out[j] = both_pairs(s + j * 8);
+NPU_INLINE void load_scales(F (&out)[kSums], const T* scales) {
+  for (int j = 0; j < kSums; ++j) out[j] = load(scales + j * W);
 }
 
 // Powers of two by their exponents; half of them, because the codes are twice the values.
-NPU_INLINE void load_scales(F (&out)[kVectors], const uint8_t* exponents) {
+NPU_INLINE void load_scales(F (&out)[kSums], const uint8_t* exponents) {
   float s[kColumns];
   for (int64_t i = 0; i < kColumns; ++i) {
     const uint32_t bits = exponents[i] ? uint32_t{exponents[i]} << 23 : 0x00400000u;
     memcpy(s + i, &bits, sizeof bits);
   }
-  for (int j = 0; j < kVectors; ++j) out[j] = both_pairs(s + j * 8) * set1(0.5f);
+  for (int j = 0; j < kSums; ++j) out[j] = load(s + j * W) * set1(0.5f);
 }
 
 // Place of the scales and zero points of panel `panel` for block b of k.
 NPU_INLINE int64_t group_of(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel, int64_t b) {
   return (panel * ceil_div(p.k, p.group) + b * d.block / p.group) * kColumns;
 }
-NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, int64_t at, F (&out)[kVectors]) {
+NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, int64_t at, F (&out)[kSums]) {
   if (p.format == PanelFormat::mxfp4) return load_scales(out, static_cast<const uint8_t*>(p.scales) + at);
   switch (p.scale_dtype) {
     case Dtype::bf16:
@@ -163,11 +179,11 @@ constexpr int64_t kDirectRows = 2 * kTileRows;  // up to here each tile unpacks 
 // A panel beside one row, whose sums stay in registers: what `panels` computes, for groups that are over soon.
 template <class Source, class Out>
 inline void panel_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel) {
-  F y[kVectors] = {};
+  F y[kSums] = {};
   for (int64_t b = 0; b < d.blocks; ++b) {
-    const int64_t at = group_of(p, d, panel, b), steps = lesser(d.block, d.ld - b * d.block) / kStep;
-    const Source w{p.w + (panel * (d.ld / 4) + b * d.block / 4) * Source::kUnit};
-    const int16_t* x = d.values + b * d.block;
+    const int64_t at = group_of(p, d, panel, b), steps = d.size(b) / kStep;
+    const Source w{p.w + (panel * (d.k / 4) + b * d.block / 4) * Source::kUnit};
+    const int16_t* x = d.values + b * d.stride;
     I sums[kVectors];
     zeros_of(p, at, sums);
     for (int j = 0; j < kVectors; ++j) sums[j] *= -d.sum[b];
@@ -178,43 +194,55 @@ inline void panel_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, i
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) sums[j] = add_pair_products(sums[j], v[j], pairs);
     }
-    F scales[kVectors];
+    I whole[kSums];
+    by_column(whole, sums);
+    F scales[kSums];
     scales_of(p, at, scales);
-    for (int j = 0; j < kVectors; ++j) y[j] = fma(to_floats(sums[j]), scales[j] * set1(d.scale[b]), y[j]);
+    for (int j = 0; j < kSums; ++j) y[j] = fma(to_floats(whole[j]), scales[j] * set1(d.scale[b]), y[j]);
   }
-  float c[kVectors * W];
-  for (int j = 0; j < kVectors; ++j) store(c + j * W, y[j]);
+  float c[kColumns];
+  for (int j = 0; j < kSums; ++j) store(c + j * W, y[j]);
   const int64_t n = panel * kColumns;
   store_columns(static_cast<Out*>(p.out) + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+}
+
+// The results of `count` panels from `first` on: c [panels][rows][columns].
+template <class Out>
+inline void store_panels(const WeightOnlyLinearParams& p, const float* c, int64_t first, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t n = (first + i) * kColumns;
+    for (int64_t m = 0; m < p.m; ++m)
+      store_columns(static_cast<Out*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr,
+                    c + (i * p.m + m) * kColumns, lesser(kColumns, p.n - n));
+  }
 }
 
 // Out: the element of the result, x's own or float
 template <class T, class Source, class Out = T>
 inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t first, int64_t count) {
   constexpr int D = kDigits<T>;
-  const int64_t rows = p.m * D, row_floats = kVectors * W, units = d.ld / 4;
+  const int64_t rows = p.m * D, units = d.k / 4;
   if (rows == 1) {
     for (int64_t i = 0; i < count; ++i) panel_of_one_row<Source, Out>(p, d, first + i);
     return;
   }
-  float* c = static_cast<float*>(thread_scratch(1, sizeof(float) * count * p.m * row_floats));
-  memset(c, 0, sizeof(float) * count * p.m * row_floats);
+  float* c = static_cast<float*>(thread_scratch(1, sizeof(float) * count * p.m * kColumns));
+  memset(c, 0, sizeof(float) * count * p.m * kColumns);
   int16_t* unpacked = static_cast<int16_t*>(thread_scratch(2, sizeof(int16_t) * count * kBlock * kColumns));
   // blocks that fill kBlock together share a visit of the rows
   const int64_t parts = kBlock / d.block;
   Scaled<D> policy[kPanelsAtATime][kBlock / 4];
   for (int64_t b0 = 0; b0 < d.blocks; b0 += parts) {
     const int64_t b1 = lesser(d.blocks, b0 + parts);
-    const auto steps = [&](int64_t b) { return lesser(d.block, d.ld - b * d.block) / kStep; };
     const auto buffer = [&](int64_t i, int64_t b) { return unpacked + (i * kBlock + (b - b0) * d.block) * kColumns; };
     for (int64_t i = 0; i < count; ++i)
       for (int64_t b = b0; b < b1; ++b) {
         const Source w{p.w + ((first + i) * units + b * d.block / 4) * Source::kUnit};
-        policy[i][b - b0] = scaled_block<D>(p, d, c + i * p.m * row_floats, first + i, b);
+        policy[i][b - b0] = scaled_block<D>(p, d, c + i * p.m * kColumns, first + i, b);
         if (rows <= kDirectRows)
-          block_rows(policy[i][b - b0], w, d.values + b * d.block, d.ld, rows, steps(b));
+          block_rows(policy[i][b - b0], w, d.values + b * d.stride, d.ld, rows, d.size(b) / kStep);
         else
-          unpack_block(buffer(i, b), w, steps(b));
+          unpack_block(buffer(i, b), w, d.size(b) / kStep);
       }
     if (rows <= kDirectRows) continue;
     const int64_t tiles = ceil_div(p.m, kTileRows / D);  // the digits of a row stay together, or else their order would depend on p.m
@@ -222,41 +250,72 @@ inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t fir
       for (int64_t i = 0; i < count; ++i)
         for (int64_t b = b0; b < b1; ++b) {
           const int64_t row = t * p.m / tiles * D;
-          tile<kTileRows>((t + 1) * p.m / tiles * D - row, policy[i][b - b0], Unpacked{buffer(i, b)}, d.values + b * d.block, d.ld, row, steps(b));
+          tile<kTileRows>((t + 1) * p.m / tiles * D - row, policy[i][b - b0], Unpacked{buffer(i, b)}, d.values + b * d.stride, d.ld, row, d.size(b) / kStep);
         }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t n = (first + i) * kColumns;
-    for (int64_t m = 0; m < p.m; ++m)
-      store_columns(static_cast<Out*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr,
-                    c + (i * p.m + m) * row_floats, lesser(kColumns, p.n - n));
-  }
+  store_panels<Out>(p, c, first, count);
 }
 
-// `row(m)`: the address of a row of x. `order(m)`: its order or null.
-template <class T, class Row, class Order>
-inline Digits digits_of(int64_t m, int64_t k, int64_t group, const Row& row, const Order& order, const Parallel& parallel) {
-  const int64_t rows = m * kDigits<T>;
-  Digits d;
-  d.ld = ceil_div(k, 4) * 4;
-  d.block = lesser(group, kBlock);
+}  // namespace
+}  // namespace npu_ops::NPU_TIER
+
+#if defined(NPU_AMX)
+#include "kernels/weight_only_linear/tiles.inc"
+#endif
+
+namespace npu_ops::NPU_TIER {
+namespace {
+
+// Room for the digits of rows of k elements, in the caller's scratch slots `slot` to `slot` + 2. `unit`: what blocks are filled up to.
+template <class T>
+inline Digits room_for_digits(int slot, int64_t rows, int64_t k, int64_t group, int64_t unit) {
+  Digits d{};
+  d.k = ceil_div(k, 4) * 4;
+  d.block = lesser(ceil_div(group, 4) * 4, kBlock);
   d.blocks = ceil_div(k, d.block);
-  d.values = static_cast<int16_t*>(thread_scratch(kCallerSlots, sizeof(int16_t) * rows * d.ld));
-  d.scale = static_cast<float*>(thread_scratch(kCallerSlots + 1, sizeof(float) * rows * d.blocks));
-  d.sum = static_cast<int32_t*>(thread_scratch(kCallerSlots + 2, sizeof(int32_t) * rows * d.blocks));
-  parallel(m, greater(1, 16384 / greater(1, k)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), k, order(i));
-  });
+  d.stride = ceil_div(d.block, unit) * unit;
+  d.ld = d.blocks * d.stride;
+  if (unit > 4) d.ld += unit / 2, rows += 16;  // no power of two, or rows would share a few sets of the cache; tiles load rows behind the last
+  rows *= kDigits<T>;
+  d.values = static_cast<int16_t*>(thread_scratch(slot, sizeof(int16_t) * rows * d.ld));
+  d.scale = static_cast<float*>(thread_scratch(slot + 1, sizeof(float) * rows * d.blocks));
+  d.sum = static_cast<int32_t*>(thread_scratch(slot + 2, sizeof(int32_t) * rows * d.blocks));
   return d;
 }
+
+#if defined(NPU_AMX)
+// Row m's digits as tiles want them.
+template <class T>
+NPU_INLINE void split_row(const Digits& d, int64_t m) {
+  for (int64_t i = m * kDigits<T>; i < (m + 1) * kDigits<T>; ++i) split_bytes(d.values + i * d.ld, d.blocks * d.stride);
+}
+#endif
 
 template <class T, class Source>
 inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& parallel) {
   const auto row = [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; };
-  const Digits d = digits_of<T>(p.m, p.k, p.group, row, [&](int64_t) { return p.order; }, parallel);
-  const int64_t count = ceil_div(p.n, kColumns);
+  const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
+#if defined(NPU_AMX)
+  if (p.m * kDigits<T> > kTooFewForByteTiles) {
+    const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
+    parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), p.k, p.order), split_row<T>(d, i);
+    });
+    const int64_t together = p.m > 2 * kByteRows ? greater(1, lesser(kMostTogether, count / (2 * parallel.num_threads()))) : 1;
+    const int64_t grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
+    parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
+      const Tiles tiles;
+      for (int64_t i = begin; i < end; ++i) tile_panels<T, Source>(p, d, i * together, lesser(together, count - i * together));
+    });
+    return;
+  }
+#endif
+  const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, 4);
+  parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), p.k, p.order);
+  });
   const int64_t together = p.m > 16 ? kPanelsAtATime : 1;
-  const int64_t grain = p.m > 16 ? 1 : panels_a_piece(count, d.ld / 4 * Source::kUnit, parallel);
+  const int64_t grain = p.m > 16 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
   parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) panels<T, Source>(p, d, i * together, lesser(together, count - i * together));
   });

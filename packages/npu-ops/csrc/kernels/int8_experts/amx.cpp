@@ -1,0 +1,1 @@
+#include "kernels/int8_experts/int8_experts.inc"
