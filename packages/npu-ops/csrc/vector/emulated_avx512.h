@@ -151,6 +151,14 @@ NPU_EMULATED_INLINE __m512i dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
   const __m256i high = _mm256_add_epi32(half<__m256i>(sum, 1), _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
   return whole<__m512i>(low, high);
 }
+// four products of a byte without a sign by one with it, exact in 32 bits
+NPU_EMULATED_CALL __m512i dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+  auto to = elements<int32_t>(sum);
+  auto x = elements<uint8_t>(a);
+  auto y = elements<int8_t>(b);
+  for (int i = 0; i < 64; ++i) to[i / 4] += x[i] * y[i];
+  return as<__m512i>(to);
+}
 
 // ---- shuffles and masks ----
 // within 128 bits each, as on AVX2
@@ -244,6 +252,7 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_unpackhi_epi16 npu_ops::emulated::unpackhi_epi16
 #define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32
+#define _mm512_dpbusd_epi32 npu_ops::emulated::dpbusd_epi32
 #define _mm512_permutexvar_epi32 npu_ops::emulated::permutexvar_epi32
 #define _mm512_permutexvar_epi16 npu_ops::emulated::permutexvar_epi16
 #define _mm512_shuffle_epi8 npu_ops::emulated::shuffle_epi8

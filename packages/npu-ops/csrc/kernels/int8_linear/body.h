@@ -48,6 +48,8 @@ NPU_INLINE void store_exact(const Int8LinearParams& p, const I (&sums)[kSums], i
 
 #if defined(NPU_AMX)
 #include "kernels/int8_linear/tiles.inc"
+#elif defined(NPU_AVX512)
+#include "kernels/int8_linear/bytes.inc"
 #endif
 
 namespace npu_ops::NPU_TIER {
@@ -90,6 +92,8 @@ template <class T>
 inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
 #if defined(NPU_AMX)
   if (p.m > kTooFewForTiles8) return int8_linear_tiles<T>(p, parallel);
+#elif defined(NPU_AVX512)
+  if (p.m > kTooFewForBytes) return int8_linear_bytes<T>(p, parallel);
 #endif
   const int64_t ld = ceil_div(p.k, 4) * 4, count = ceil_div(p.n, kColumns);
   const int16_t* x = widened(p, ld, parallel);
