@@ -96,6 +96,13 @@ def emulated(session: nox.Session) -> None:
 
 
 @nox.session
+def arm(session: nox.Session) -> None:
+    """Test npu-ops' kernels for 64-bit ARM, cross-compiled, in an emulator (apt: g++-aarch64-linux-gnu, qemu-user)."""
+    env = {"NPU_REQUIRE_ARM": "1"}
+    in_workspace(session, "pytest", "packages/npu-ops/tests/test_other_processors.py", "-q", *session.posargs, env=env)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Test what any npu device must do, against the device that is there."""
     run_tests(session, "tests/conformance")
@@ -121,10 +128,10 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run what the default sessions leave out: tests marked nightly, all of conformance, emulated tiers, the peer."""
+    """Run what the default sessions leave out: tests marked nightly, conformance, emulated tiers, ARM, the peer."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
-    for name in ("conformance", "emulated", "peer", "mutants", "report"):
+    for name in ("conformance", "emulated", "arm", "peer", "mutants", "report"):
         session.notify(name, [])
 
 
