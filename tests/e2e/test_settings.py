@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -138,6 +139,11 @@ def test_memory_settings_are_honoured(model: Path, tmp_path: Path) -> None:
     log = run_scenarios(tmp_path, shares)[0].log
     few, many = (int(line.split(" tokens")[0].replace(",", "")) for line in log.split("NPU KV cache size: ")[1:])
     assert 1.9 < many / few < 2.3
+    # The ledger of the second, whose device has 4 GiB of the host.
+    *_, ledger = re.findall(r"memory in GiB: weights ([\d.]+), KV cache ([\d.]+), .* all take ([\d.]+)", log)
+    weights, cache, total = map(float, ledger)
+    assert cache == pytest.approx(0.4 * 4, rel=0.2)
+    assert weights + cache <= total <= 0.4 * 4 + 0.3
     with pytest.raises(AssertionError, match="NPU out of memory. Tried to allocate"):
         run_engine(tmp_path / "small", rounds=rounds, environ={"NPU_SIMULATOR_MEMORY": "24MiB"}, **engine)
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from npu_platform import doctor
-
 DOCTOR = "import sys; from npu_platform.cli import main; sys.exit(main(['doctor', '--json']))"
 NO_SIBLINGS = f"""
 import importlib.metadata
@@ -101,20 +99,6 @@ def test_a_variable_that_nobody_reads_is_a_problem() -> None:
     for name, remedy in remedies.items():
         (problem,) = [text for text in found if f"{name}=2 is without effect" in text]
         assert remedy in problem
-
-
-@pytest.mark.parametrize(
-    ("membership", "file"),
-    [("0::/slice/engine\n", "slice/memory.max"), ("7:cpu,memory:/job\n0::/\n", "memory/job/memory.limit_in_bytes")],
-    ids=["a slice of version 2", "version 1"],
-)
-def test_memory_is_what_control_groups_leave(membership: str, file: str, tmp_path: Path) -> None:
-    (tmp_path / "membership").write_text(membership)
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text("1073741824\n")
-    assert doctor._host_memory(tmp_path / "membership", tmp_path) == 2**30
-    (tmp_path / file).write_text("max\n" if file.endswith("max") else f"{2**63 - 4096}\n")
-    assert doctor._host_memory(tmp_path / "membership", tmp_path) > 2**30
 
 
 def test_second_platform_plugin_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_platform import activation, config, numa
+from npu_platform.memory_ledger import host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -227,7 +228,7 @@ def _devices() -> Iterator[Finding]:
     if not hasattr(torch, "npu"):
         yield Finding(section, "devices", "none: PyTorch has no device npu (see platform)")
         return
-    host, total = _host_memory(), 0
+    host, total = host_memory(), 0
     for device in info.devices():
         if device.driver == "simulator":  # whose memory is the host's
             total += device.memory_total
@@ -243,20 +244,6 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
         section, "memory", detail, fits, None if fits else "Lower NPU_SIMULATOR_MEMORY or NPU_SIMULATOR_DEVICES."
     )
-
-
-def _host_memory(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of the host, or those that a control group around this process allows, if fewer."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for line in membership.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "memory" in controllers.split(","):
-            root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
-            group = root / path.lstrip("/")
-            for folder in (group, *group.parents):  # a container sees its own group as the root
-                text = (folder / file).read_text().strip() if (folder / file).is_file() else "max"
-                limits += [] if text == "max" else [int(text)]
-    return min(limits)
 
 
 def _ops() -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
+from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
 from npu_platform.start_times import StartTimes
 from npu_platform.warm_up import warm_up
 
@@ -54,6 +55,7 @@ class NPUWorker(Worker):
         with compat.profiler_knows_npu():
             super().__init__(*args, **kwargs)
         self.npu_config = NPUConfig.from_additional_config(self.vllm_config.additional_config)
+        self._cache_bytes = 0
 
     def init_device(self) -> None:
         """Take this rank's device, join the process groups, measure the memory and build the model runner.
@@ -108,14 +110,20 @@ class NPUWorker(Worker):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache."""
+        before = torch.npu.memory_allocated(self.device)
         with self.start_times.part("KV cache"):
             super().initialize_from_config(kv_cache_config)
+        self._cache_bytes = torch.npu.memory_allocated(self.device) - before
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
         with compat.without_kernel_warmup(), self.start_times.part("graphs and sampler"):
             times = super().compile_or_warm_up_model()
         logger.info("npu worker: %s", "; ".join(f"{name}={value}" for name, value in self.summary().items()))
+        ledger = self.memory_ledger()
+        logger.info("npu worker: %s", ledger.text())
+        if (problem := ledger.problem()) is not None:
+            logger.warning(problem)
         logger.info("npu worker: up after %s", self.start_times.text())
         return times
 
@@ -130,6 +138,19 @@ class NPUWorker(Worker):
             "ops": f"npu-ops, {native} native kernels" if native else "plain torch",
             "graphs": f"decode at batch {', '.join(map(str, graphs))}" if graphs else "none",
         }
+
+    def memory_ledger(self) -> MemoryLedger:
+        """Return what this rank, the ranks beside it and a host tier take of their devices and of the host."""
+        parallel = self.parallel_config
+        return MemoryLedger(
+            weights=int(self.model_runner.model_memory_usage),
+            cache=self._cache_bytes,
+            device=torch.npu.memory_reserved(self.device),
+            tier=tier_bytes(self.vllm_config.kv_transfer_config),
+            ranks=parallel.local_world_size * parallel.data_parallel_size_local,
+            on_host=torch.npu.get_device_properties(self.device).driver == "simulator",
+            host=host_memory(),
+        )
 
     def layer_implementations(self) -> list[LayerKind]:
         """Return which implementation each layer of the loaded model runs; ``collective_rpc`` reaches it."""
