@@ -39,7 +39,8 @@ def test_bytes_of_the_tier_are_the_connectors() -> None:
     assert tier_bytes(None) == 0
     connector = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both"}
     assert tier_bytes(KVTransferConfig(**connector)) == 0
-    assert tier_bytes(KVTransferConfig(**connector, kv_connector_extra_config={"cpu_bytes_to_use": GIB})) == GIB
+    for given in (GIB, str(GIB), "1GiB", "1024 MiB"):
+        assert tier_bytes(KVTransferConfig(**connector, kv_connector_extra_config={"cpu_bytes_to_use": given})) == GIB
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 
 _said = False
@@ -15,6 +14,8 @@ def register() -> str | None:
     raises, and what it decided is kept in :func:`npu_platform.activation.decide` for ``npu doctor``.
     """
     global _said
+    import gc
+
     from npu_platform import activation, config
 
     decision = activation.decide()

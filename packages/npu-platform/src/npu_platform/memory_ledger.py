@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def host_memory(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path
 def tier_bytes(transfer: Any) -> int:
     """Return the bytes that a KV connector's configuration gives to the host's memory, 0 without one.
 
-    transfer: vLLM's ``KVTransferConfig`` or None; ``cpu_bytes_to_use`` is the key of vLLM's offloading and of ours.
+    transfer: vLLM's ``KVTransferConfig`` or None; ``cpu_bytes_to_use`` is the key of vLLM's offloading and of ours,
+    a number or a size such as "4GiB". What is neither is the connector's to refuse.
     """
-    return int(transfer.kv_connector_extra_config.get("cpu_bytes_to_use", 0)) if transfer is not None else 0
+    given = transfer.kv_connector_extra_config.get("cpu_bytes_to_use", 0) if transfer is not None else 0
+    size = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(I?)B?\s*", str(given).upper())
+    if size is None:
+        return 0
+    return int(float(size[1]) * (1024 if size[3] else 1000) ** " KMGT".index(size[2] or " "))
