@@ -115,12 +115,6 @@ def test_long_sequences_are_split_and_merged(isa, heads):
     Batch([1, 1], [5000, 260], (heads, 1), 32).compare(options(sinks=torch.randn(heads)))
 
 
-@pytest.mark.parametrize("option", [options(), options(scale=1.0), options(left=600)], ids=["soft", "sharp", "window"])
-def test_many_queries_meet_several_blocks_of_keys(isa, dtype, option):
-    """What is kept from block to block: peaks, which sharp logits raise, and sums."""
-    Batch([70, 9], [1300, 1100], dtype=dtype).compare(option)
-
-
 def test_padding_rows_are_left_alone(isa):
     batch = Batch([1, 1, 1], [30, 0, -1])
     out = batch.run(torch.ops.npu_ops.paged_attention, *options())
@@ -183,13 +177,6 @@ class CodedBatch(Batch):
 @pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((5, 1), 128), ((8, 2), 40)])
 def test_codes(isa, dtype, code, scales, heads, size):
     CodedBatch(*MIXED, heads=heads, size=size, dtype=dtype, code=code, scales=scales).compare(options(scale=0.02))
-
-
-@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
-@pytest.mark.parametrize("scales", SCALES)
-def test_many_queries_meet_several_blocks_of_codes(isa, code, scales):
-    batch = CodedBatch([70, 9], [1300, 1100], dtype=torch.bfloat16, code=code, scales=scales)
-    batch.compare(options(scale=0.02, left=900))
 
 
 def exact_attention(batch, scale):
