@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import statistics_page
+from tests.support.environments import ROOT
 from tests.support.models import tiny_llama
 from tests.support.vllm_process import run_module
 
@@ -29,16 +31,24 @@ def test_every_request_and_token_is_counted_once(tmp_path: Path) -> None:
     merged = json.loads(summary.stdout)
     assert summary.stderr == ""
     counters, distributions = merged["counters"], merged["distributions"]
-    assert counters["finished.length"] == REQUESTS
-    assert counters["tokens.generation"] == REQUESTS * TOKENS
-    assert counters["tokens.prompt"] == sum(range(1, REQUESTS + 1))
+    assert counters["request_success.length"] == REQUESTS
+    assert counters["generation_tokens"] == REQUESTS * TOKENS
+    assert counters["prompt_tokens"] == sum(range(1, REQUESTS + 1))
     assert "records_failed" not in counters
     assert "records_dropped" not in counters
-    assert distributions["ttft_seconds"]["count"] == REQUESTS
-    assert distributions["inter_token_seconds"]["count"] == REQUESTS * (TOKENS - 1)
-    assert distributions["e2e_seconds"]["count"] == REQUESTS
-    assert distributions["e2e_seconds"]["max"] >= distributions["ttft_seconds"]["max"]
-    assert distributions["generation_tokens"]["min"] == distributions["generation_tokens"]["max"] == TOKENS
-    assert 0 < distributions["kv_cache_usage"]["max"] < 1
-    assert distributions["running"]["max"] <= REQUESTS
+    assert distributions["time_to_first_token_seconds"]["count"] == REQUESTS
+    assert distributions["inter_token_latency_seconds"]["count"] == REQUESTS * (TOKENS - 1)
+    assert distributions["e2e_request_latency_seconds"]["count"] == REQUESTS
+    assert distributions["e2e_request_latency_seconds"]["max"] >= distributions["time_to_first_token_seconds"]["max"]
+    assert (
+        distributions["request_generation_tokens"]["min"] == distributions["request_generation_tokens"]["max"] == TOKENS
+    )
+    assert 0 < distributions["kv_cache_usage_perc"]["max"] < 1
+    assert distributions["num_requests_running"]["max"] <= REQUESTS
     assert merged["rates"]["generation_tokens_per_second"] > 0
+
+
+def test_the_page_of_fields_is_up_to_date() -> None:
+    assert (ROOT / "docs/reference/statistics.md").read_text() == statistics_page.text(), (
+        "python -m tests.support.statistics_page > docs/reference/statistics.md"
+    )

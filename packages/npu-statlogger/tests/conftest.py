@@ -1,4 +1,4 @@
-"""Real vLLM records for the tests, and a vLLM that needs no device."""
+"""Real vLLM records for the tests, and a vLLM that needs no device; tests of files and sketches do without vLLM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 from typing import TYPE_CHECKING
 
 import pytest
-from vllm.v1.engine import FinishReason
-from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestStateStats, SchedulerStats
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 
 @pytest.fixture
@@ -26,6 +26,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def iteration_stats() -> IterationStats:
     """One step: a first token, two more tokens, one request finished by length after a preemption."""
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestStateStats
+
     stats = IterationStats()
     stats.num_generation_tokens = 3
     prefill = PrefillStats()
@@ -49,6 +52,8 @@ def iteration_stats() -> IterationStats:
 @pytest.fixture
 def scheduler_stats() -> SchedulerStats:
     """One step: 3 requests run, 2 wait for capacity and 4 for their KV to be loaded; a quarter of the cache in use."""
+    from vllm.v1.metrics.stats import SchedulerStats
+
     stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, num_skipped_waiting_reqs=4, kv_cache_usage=0.25)
     stats.prefix_cache_stats.record(num_tokens=100, num_hits=60, preempted=False)
     return stats

@@ -34,8 +34,8 @@ def test_a_summary_merges_all_lines_of_all_files(
     assert main(["summary", str(one), str(two), "--json"]) == 0
     merged = json.loads(capsys.readouterr().out)
     assert merged["models"] == ["a", "b"]
-    assert merged["counters"]["tokens.generation"] == 9
-    assert merged["distributions"]["inter_token_seconds"]["count"] == 6
+    assert merged["counters"]["generation_tokens"] == 9
+    assert merged["distributions"]["inter_token_latency_seconds"]["count"] == 6
     assert merged["end"] >= merged["start"]
     assert merged["by_engine"].keys() == {"0"}
 
@@ -50,8 +50,8 @@ def test_engines_are_shown_apart_and_together(
     assert main(["summary", str(path), "--json"]) == 0
     merged = json.loads(capsys.readouterr().out)
     assert merged["engines"] == [0, 1, 2]
-    assert merged["counters"]["scheduler_records"] == 2
-    steps = {engine: line["counters"].get("scheduler_records", 0) for engine, line in merged["by_engine"].items()}
+    assert merged["counters"]["scheduler_steps"] == 2
+    steps = {engine: line["counters"].get("scheduler_steps", 0) for engine, line in merged["by_engine"].items()}
     assert steps == {"0": 1, "1": 0, "2": 1}
     assert main(["summary", str(path)]) == 0
     table = [row.split() for row in capsys.readouterr().out.splitlines()[-5:]]
@@ -76,8 +76,8 @@ def test_the_text_shows_percentiles_and_reasons(
     text = capsys.readouterr().out
     assert "1 lines, 1 processes" in text
     assert "p99.9" in text
-    assert "finished.length" in text
-    assert "e2e_seconds" in text
+    assert "request_success.length" in text
+    assert "e2e_request_latency_seconds" in text
 
 
 def test_a_damaged_line_is_named_and_left_out(
@@ -89,7 +89,7 @@ def test_a_damaged_line_is_named_and_left_out(
     assert main(["summary", str(path), "--json"]) == 0
     output = capsys.readouterr()
     assert f"{path}:2: left out" in output.err
-    assert json.loads(output.out)["counters"]["tokens.generation"] == 3
+    assert json.loads(output.out)["counters"]["generation_tokens"] == 3
 
 
 def test_no_line_is_exit_code_1_and_no_file_is_2(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

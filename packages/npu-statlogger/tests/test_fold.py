@@ -5,9 +5,19 @@ from __future__ import annotations
 import logging
 
 import pytest
+from vllm.compilation.cuda_graph import CUDAGraphStat
 from vllm.config import VllmConfig
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.loggers import LoggingStatLogger
-from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, PrefixCacheStats, SchedulerStats
+from vllm.v1.metrics.perf import PerfStats
+from vllm.v1.metrics.stats import (
+    IterationStats,
+    KVCacheEvictionEvent,
+    MultiModalCacheStats,
+    PrefixCacheStats,
+    SchedulerIterationDetails,
+    SchedulerStats,
+)
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from npu_statlogger.fold import Batch, fold_iteration, fold_mm_cache, fold_scheduler
@@ -24,25 +34,20 @@ def test_an_iteration_gives_latencies_tokens_preemptions_and_finished_requests(i
     batch = Batch()
     fold_iteration(batch, iteration_stats)
     assert batch.counters == {
-        "tokens.generation": 3,
-        "tokens.prompt": 100,
-        "tokens.prompt_computed": 30,
-        "tokens.prompt_local_cache": 60,
-        "tokens.prompt_external_cache": 10,
-        "preemptions": 1,
-        "finished.length": 1,
-    }
+        "generation_tokens": 3, "prompt_tokens": 100, "prompt_tokens_cached": 70, "num_preemptions": 1,
+        "prompt_tokens_by_source.local_compute": 30, "prompt_tokens_by_source.local_cache_hit": 60,
+        "prompt_tokens_by_source.external_kv_transfer": 10, "request_success.length": 1,
+        "watermark_requests.not_watermarked": 1,
+    }  # fmt: skip
     expected = {
-        "ttft_seconds": [0.5],
-        "inter_token_seconds": [0.02, 0.04],
-        "e2e_seconds": [4.0],
-        "queue_seconds": [1.0],
-        "prefill_seconds": [0.5],
-        "decode_seconds": [2.0],
-        "time_per_output_token_seconds": [0.2],
-        "prompt_tokens": [100],
-        "generation_tokens": [11],
-    }
+        "time_to_first_token_seconds": [0.5], "inter_token_latency_seconds": [0.02, 0.04],
+        "e2e_request_latency_seconds": [4.0], "request_queue_time_seconds": [1.0], "request_prefill_time_seconds": [0.5],
+        "request_decode_time_seconds": [2.0], "request_inference_time_seconds": [2.5],
+        "request_time_per_output_token_seconds": [0.2], "time_per_output_token_seconds": [0.2],
+        "request_prompt_tokens": [100], "request_generation_tokens": [11], "request_cached_tokens": [70],
+        "request_prefill_kv_computed_tokens": [30], "request_params_max_tokens": [11], "request_num_preemptions": [0],
+        "iteration_tokens_total": [33],
+    }  # fmt: skip
     assert set(batch.values) == set(expected)
     for name, values in expected.items():
         assert batch.values[name] == pytest.approx(values), name
@@ -59,7 +64,12 @@ def test_a_scheduler_record_gives_load_and_cache_hits(scheduler_stats: Scheduler
     assert rates["prefix_cache_hit_rate"] == 0.6
     assert rates["external_prefix_cache_hit_rate"] == 0.25
     assert rates["draft_acceptance_rate"] == 0.75
-    assert batch.values == {"running": [3], "waiting": [6], "waiting_deferred": [4], "kv_cache_usage": [0.25]}
+    load = {
+        "num_requests_running": [3], "num_requests_waiting": [6], "kv_cache_usage_perc": [0.25],
+        "num_requests_waiting_by_reason.capacity": [2], "num_requests_waiting_by_reason.deferred": [4],
+    }  # fmt: skip
+    assert batch.values == load
+    assert {name: [value] for name, (_, value) in batch.gauges.items() if name in load} == load
 
 
 def test_waiting_is_what_vllm_s_own_log_says(scheduler_stats: SchedulerStats, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,8 +82,8 @@ def test_waiting_is_what_vllm_s_own_log_says(scheduler_stats: SchedulerStats, ca
     batch = Batch()
     fold_scheduler(batch, scheduler_stats)
     assert (
-        f"Waiting: {batch.values['waiting'][0]} reqs, Deferred: {batch.values['waiting_deferred'][0]} reqs"
-        in caplog.text
+        f"Waiting: {batch.values['num_requests_waiting'][0]} reqs, "
+        f"Deferred: {batch.values['num_requests_waiting_by_reason.deferred'][0]} reqs" in caplog.text
     )
 
 
@@ -91,6 +101,7 @@ def test_a_request_of_one_token_has_no_time_per_output_token(iteration_stats: It
     batch = Batch()
     fold_iteration(batch, iteration_stats)
     assert "time_per_output_token_seconds" not in batch.values
+    assert batch.values["request_time_per_output_token_seconds"] == [0]
 
 
 def test_fresh_records_count_as_nothing_but_a_step() -> None:
@@ -98,7 +109,8 @@ def test_fresh_records_count_as_nothing_but_a_step() -> None:
     fold_iteration(batch, IterationStats())
     fold_scheduler(batch, SchedulerStats())
     fold_mm_cache(batch, MultiModalCacheStats())
-    assert batch.counters == {"scheduler_records": 1}
+    assert batch.counters == {"scheduler_steps": 1}
+    assert {value for values in batch.values.values() for value in values} == {0}
 
 
 def test_multimodal_cache_hits() -> None:
@@ -113,5 +125,78 @@ def test_a_field_that_a_later_vllm_lacks_is_left_out() -> None:
     batch = Batch()
     fold_iteration(batch, object())
     fold_scheduler(batch, object())
-    assert batch.counters == {"scheduler_records": 1}
+    assert batch.counters == {"scheduler_steps": 1}
     assert not batch.values
+
+
+def test_the_tier_that_had_the_tokens_and_what_preempted_requests_found() -> None:
+    stats = SchedulerStats(connector_prefix_cache_stats=PrefixCacheStats())
+    stats.prefix_cache_stats.record(num_tokens=100, num_hits=60, preempted=True)
+    sources = {CacheHitSource.HOST: 24, CacheHitSource.DISK: 16}
+    stats.connector_prefix_cache_stats.record(num_tokens=90, num_hits=40, preempted=False, hits_by_source=sources)
+    stats.prefix_cache_stats.reset = True
+    batch = Batch()
+    fold_scheduler(batch, stats)
+    assert batch.counters == {
+        "scheduler_steps": 1, "prefix_cache_preempted_requests": 1, "prefix_cache_preempted_queries": 100,
+        "prefix_cache_preempted_hits": 60, "prefix_cache_resets": 1, "external_prefix_cache_requests": 1,
+        "external_prefix_cache_queries": 90, "external_prefix_cache_hits": 40,
+        "prompt_tokens_cached_by_source.host": 24, "prompt_tokens_cached_by_source.disk": 16,
+    }  # fmt: skip
+
+
+def test_speculation_by_position() -> None:
+    drafts = SpecDecodingStats.new(3)
+    drafts.observe_draft(num_draft_tokens=3, num_accepted_tokens=2)
+    drafts.observe_draft(num_draft_tokens=2, num_accepted_tokens=0)
+    batch = Batch()
+    fold_scheduler(batch, SchedulerStats(spec_decoding_stats=drafts))
+    counts = {name.removeprefix("spec_decode_num_"): value for name, value in batch.counters.items()}
+    del counts["scheduler_steps"]
+    assert counts == {
+        "drafts": 2, "draft_tokens": 5, "accepted_tokens": 2, "accepted_tokens_per_pos.0": 1, "accepted_tokens_per_pos.1": 1,
+        "draft_tokens_per_pos.0": 2, "draft_tokens_per_pos.1": 2, "draft_tokens_per_pos.2": 1,
+    }  # fmt: skip
+
+
+def test_adapters_stages_and_evictions() -> None:
+    stats = SchedulerStats(
+        running_lora_adapters={"sql.v2": 3},
+        waiting_lora_adapters={"sql.v2": 1},
+        num_kv_fetch_reqs_by_stage={"in_progress": 2},
+        kv_cache_eviction_events=[KVCacheEvictionEvent(9.0, 1.0, (2.0, 3.0)), KVCacheEvictionEvent(4.0, 4.0, ())],
+        current_wave=5,
+    )
+    batch = Batch()
+    fold_scheduler(batch, stats, time=1000.0)
+    assert batch.gauges["lora_requests_running.sql.v2"] == (1000, 3)
+    assert batch.gauges["lora_requests_waiting.sql.v2"] == (1000, 1)
+    assert batch.gauges["num_requests_kv_fetch_by_stage.in_progress"] == (1000, 2)
+    assert batch.gauges["engine_wave"] == (1000, 5)
+    assert batch.values["kv_block_lifetime_seconds"] == [9, 4]
+    assert batch.values["kv_block_idle_before_evict_seconds"] == [1, 4]
+    assert batch.values["kv_block_reuse_gap_seconds"] == [2, 3]
+
+
+def test_graphs_estimates_and_details_of_a_step() -> None:
+    stats = SchedulerStats(
+        perf_stats=PerfStats(num_flops_per_gpu=10**15, num_read_bytes_per_gpu=7, num_write_bytes_per_gpu=5),
+        cudagraph_stats=CUDAGraphStat(num_unpadded_tokens=3, num_padded_tokens=4, num_paddings=1, runtime_mode="FULL"),
+        iteration_details=SchedulerIterationDetails(
+            17, 1, 30, 2, 2, elapsed_ms=12.5, num_encoder_inputs=1, is_dummy=True
+        ),
+    )
+    batch = Batch()
+    fold_scheduler(batch, stats)
+    assert batch.counters == {
+        "scheduler_steps": 1, "estimated_flops_per_gpu": 10**15, "estimated_read_bytes_per_gpu": 7,
+        "estimated_write_bytes_per_gpu": 5, "cudagraph_steps.FULL": 1, "cudagraph_unpadded_tokens.FULL": 3,
+        "cudagraph_padded_tokens.FULL": 4, "cudagraph_paddings.FULL": 1, "iteration_encoder_inputs": 1,
+        "iteration_dummy_steps": 1,
+    }  # fmt: skip
+    assert batch.gauges["iteration_index"][1] == 17
+    details = {name: values for name, values in batch.values.items() if name.startswith("iteration")}
+    assert details == {
+        "iteration_elapsed_seconds": [0.0125], "iteration_ctx_requests": [1], "iteration_ctx_tokens": [30],
+        "iteration_generation_requests": [2], "iteration_generation_tokens": [2],
+    }  # fmt: skip

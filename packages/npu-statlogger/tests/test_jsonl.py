@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npu_statlogger.errors import ConfigError, FormatError
-from npu_statlogger.jsonl import LineWriter, read_snapshots
+from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.reading import read_snapshots
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -28,18 +29,18 @@ from npu_statlogger.jsonl import LineWriter
 writer = LineWriter(Path(sys.argv[1]))
 while True:
     writer.append({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000], "engines": [0],
-                   "counters": {"preemptions": 1}, "distributions": {}})
+                   "counters": {"num_preemptions": 1}, "distributions": {}})
 """
 
 
 def line(preemptions: int = 1) -> dict[str, object]:
-    return Snapshot(start=0, end=1, counters=Counter(preemptions=preemptions)).to_dict()
+    return Snapshot(start=0, end=1, counters=Counter(num_preemptions=preemptions)).to_dict()
 
 
 def preemptions(path: Path) -> list[int]:
     snapshots = list(read_snapshots(path))
     assert all(isinstance(snapshot, Snapshot) for snapshot in snapshots)
-    return [snapshot.counters["preemptions"] for snapshot in snapshots if isinstance(snapshot, Snapshot)]
+    return [snapshot.counters["num_preemptions"] for snapshot in snapshots if isinstance(snapshot, Snapshot)]
 
 
 def test_lines_are_appended_and_read_back(path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_kill_in_the_middle_of_writing_leaves_whole_lines_only(path: Path) -> 
         assert preemptions(path)
         LineWriter(path).append(line())
         assert path.read_bytes().endswith(b"\n")
-        assert all(json.loads(text)["schema"] == "npu-statlogger/1" for text in path.read_text().splitlines())
+        assert all(json.loads(text)["schema"].startswith("npu-statlogger/") for text in path.read_text().splitlines())
 
 
 def test_a_write_that_the_system_cuts_short_leaves_nothing_of_the_line(path: Path) -> None:

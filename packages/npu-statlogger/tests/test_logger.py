@@ -80,11 +80,15 @@ def test_vllm_s_manager_drives_one_instance_for_all_engines(
     gc.collect()
     first, second, front_end = (json.loads(line) for line in path.read_text().splitlines())
     assert (first["engines"], second["engines"], front_end["engines"]) == ([0], [1], [])
-    assert first["counters"]["scheduler_records"] == second["counters"]["scheduler_records"] == 1
-    assert first["counters"]["finished.length"] == 1
-    assert "finished.length" not in second["counters"]
-    assert front_end["counters"] == {"rejected.max_num_queued_reqs": 1, "sleep.awake": 1, "sleep.level_2": 1}
-    assert first["distributions"]["ttft_seconds"]["p99"] == pytest.approx(0.5, rel=0.01)
+    assert first["counters"]["scheduler_steps"] == second["counters"]["scheduler_steps"] == 1
+    assert first["counters"]["request_success.length"] == 1
+    assert "request_success.length" not in second["counters"]
+    assert front_end["counters"] == {
+        "admission_rejections.max_num_queued_reqs": 1,
+        "sleep_events.awake": 1,
+        "sleep_events.level_2": 1,
+    }
+    assert first["distributions"]["time_to_first_token_seconds"]["p99"] == pytest.approx(0.5, rel=0.01)
 
 
 def test_off_means_no_thread_no_file_and_nothing_kept(
@@ -114,7 +118,7 @@ def test_a_directory_that_is_missing_stops_the_start(tmp_path: Path) -> None:
 
 def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
     subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSING, str(path)], check=True, timeout=300)
-    assert json.loads(path.read_text())["distributions"]["running"]["max"] == 7
+    assert json.loads(path.read_text())["distributions"]["num_requests_running"]["max"] == 7
 
 
 def test_without_vllm_the_package_imports_and_the_class_says_what_to_do() -> None:

@@ -10,7 +10,7 @@ from vllm.v1.metrics.stats import MultiModalCacheStats
 
 from npu_statlogger import recorder as recorder_module
 from npu_statlogger.config import StatLoggerConfig
-from npu_statlogger.jsonl import read_snapshots
+from npu_statlogger.reading import read_snapshots
 from npu_statlogger.recorder import QUEUE_LIMIT, Recorder
 from npu_statlogger.snapshot import Snapshot
 
@@ -35,7 +35,7 @@ def test_closing_writes_what_is_left_once(path: Path, iteration_stats: Iteration
     recorder.close()
     lines = list(read_snapshots(path))
     assert len(lines) == 1
-    assert total(path).counters["tokens.generation"] == 3
+    assert total(path).counters["generation_tokens"] == 3
     assert total(path).models == {"m"}
     assert total(path).processes == {f"{os.uname().nodename}:{os.getpid()}"}
 
@@ -48,8 +48,8 @@ def test_either_record_may_be_none(
     recorder.put(scheduler_stats, None, None)
     recorder.put(None, iteration_stats, None)
     recorder.close()
-    assert total(path).counters["scheduler_records"] == 1
-    assert total(path).counters["finished.length"] == 1
+    assert total(path).counters["scheduler_steps"] == 1
+    assert total(path).counters["request_success.length"] == 1
     assert "records_failed" not in total(path).counters
 
 
@@ -58,17 +58,24 @@ def test_each_engine_has_a_line_also_when_idle_and_the_rest_another(
 ) -> None:
     recorder = Recorder(StatLoggerConfig(path, interval=3600), "m", engines=[0, 1])
     recorder.put(scheduler_stats, iteration_stats, MultiModalCacheStats(queries=4, hits=1), engine=1)
-    recorder.put_event("rejected.max_num_queued_reqs")
+    recorder.put_event("admission_rejections.max_num_queued_reqs")
     recorder.put(scheduler_stats, None, None, engine=2)  # an engine that came later
     recorder.close()
     lines = {tuple(snapshot.engines): snapshot for snapshot in read_snapshots(path) if isinstance(snapshot, Snapshot)}
     assert lines.keys() == {(0,), (1,), (2,), ()}
     assert not lines[0,]
-    assert lines[1,].counters["tokens.generation"] == 3
-    assert lines[2,].counters == {"scheduler_records": 1, "prefix_cache.queries": 100, "prefix_cache.hits": 60}
-    assert lines[()].counters == {"rejected.max_num_queued_reqs": 1, "mm_cache.queries": 4, "mm_cache.hits": 1}
+    assert lines[1,].counters["generation_tokens"] == 3
+    assert lines[2,].counters == {
+        "scheduler_steps": 1, "prefix_cache_queries": 100, "prefix_cache_hits": 60, "prefix_cache_requests": 1,
+        "prompt_tokens_cached_by_source.device": 60,
+    }  # fmt: skip
+    assert lines[()].counters == {
+        "admission_rejections.max_num_queued_reqs": 1,
+        "mm_cache_queries": 4,
+        "mm_cache_hits": 1,
+    }
     assert total(path).engines == {0, 1, 2}
-    assert total(path).counters["scheduler_records"] == 2
+    assert total(path).counters["scheduler_steps"] == 2
 
 
 def test_an_idle_server_writes_no_lines(path: Path) -> None:
@@ -82,8 +89,8 @@ def test_lines_of_short_intervals_add_up(path: Path, iteration_stats: IterationS
     for _ in range(200):
         recorder.put(None, iteration_stats, None)
     recorder.close()
-    assert total(path).counters["tokens.generation"] == 600
-    assert total(path).distributions["inter_token_seconds"].count == 400
+    assert total(path).counters["generation_tokens"] == 600
+    assert total(path).distributions["inter_token_latency_seconds"].count == 400
 
 
 def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(
@@ -96,7 +103,7 @@ def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(
     recorder.put(None, iteration_stats, None)
     recorder.close()
     assert total(path).counters["records_failed"] == 1
-    assert total(path).counters["finished.length"] == 1
+    assert total(path).counters["request_success.length"] == 1
 
 
 def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iteration_stats: IterationStats) -> None:
@@ -105,7 +112,7 @@ def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iterati
     recorder.put(None, iteration_stats, None)
     recorder.close()
     assert total(path).counters["values_not_finite"] == 1
-    assert total(path).distributions["ttft_seconds"].count == 1
+    assert total(path).distributions["time_to_first_token_seconds"].count == 1
 
 
 def test_a_full_queue_counts_what_it_drops(
@@ -116,15 +123,15 @@ def test_a_full_queue_counts_what_it_drops(
     for _ in range(QUEUE_LIMIT + 5):
         recorder.put(scheduler_stats, None, None)
     recorder.close()
-    assert total(path).counters["scheduler_records"] == QUEUE_LIMIT
+    assert total(path).counters["scheduler_steps"] == QUEUE_LIMIT
     assert total(path).counters["records_dropped"] == 5
 
 
 def test_events_are_counted(path: Path) -> None:
     recorder = Recorder(StatLoggerConfig(path), "m")
-    recorder.put_event("rejected.max_num_queued_reqs")
+    recorder.put_event("admission_rejections.max_num_queued_reqs")
     recorder.close()
-    assert total(path).counters == {"rejected.max_num_queued_reqs": 1}
+    assert total(path).counters == {"admission_rejections.max_num_queued_reqs": 1}
 
 
 def test_a_recorder_needs_a_path() -> None:

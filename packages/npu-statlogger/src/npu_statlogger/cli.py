@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_statlogger.errors import FormatError
-from npu_statlogger.jsonl import read_snapshots
+from npu_statlogger.reading import read_snapshots
 from npu_statlogger.snapshot import QUANTILES, Snapshot
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ def render(snapshot: Snapshot, lines: int) -> str:
 
 def render_engines(engines: dict[int, Snapshot]) -> str:
     """Return a table of the engines: their means and rates, and the sums of these."""
-    means, rates = ("running", "waiting"), ("prompt_tokens_computed_per_second", "generation_tokens_per_second")
+    means, rates = (
+        ("num_requests_running", "num_requests_waiting"),
+        ("prompt_tokens_computed_per_second", "generation_tokens_per_second"),
+    )
     table = [
         [
             *(_or_zero(snapshot.distributions[name].mean) for name in means),

@@ -1,4 +1,4 @@
-"""The file: appending lines so that each is whole or absent, and reading what is whole.
+"""The file: appending lines so that each is whole or absent.
 
 Note [Whole lines]. A line ends with a newline; bytes behind the last newline are not a line. Each append happens in
 one write under an exclusive flock, which the kernel releases when its holder dies. Whoever holds the lock is the only
@@ -17,14 +17,13 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from npu_statlogger.errors import ConfigError, FormatError
-from npu_statlogger.snapshot import SCHEMA, Snapshot
+from npu_statlogger.errors import ConfigError
+from npu_statlogger.snapshot import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["LineWriter", "read_snapshots"]
+__all__ = ["LineWriter"]
 
 _BLOCK = 1 << 16
 _BEGIN = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
@@ -76,18 +75,6 @@ class LineWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def read_snapshots(path: Path) -> Iterator[Snapshot | FormatError]:
-    """Yield each whole line of `path` as a snapshot, or the error for a line that is damaged or foreign."""
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield Snapshot.from_dict(json.loads(line))
-            except (FormatError, ValueError) as error:
-                yield error if isinstance(error, FormatError) else FormatError(f"not JSON: {error}.")
 
 
 def _refuse_others(fd: int, path: Path) -> None:

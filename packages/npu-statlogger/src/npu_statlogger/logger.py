@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from npu_statlogger.config import StatLoggerConfig
+from npu_statlogger.metrics import labelled
 from npu_statlogger.recorder import Recorder, logger
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ class NPUStatLogger(AggregateStatLoggerBase):
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Count a change of the sleep state: asleep at `level`, or awake."""
         if self._recorder is not None:
-            self._recorder.put_event(f"sleep.level_{level}" if sleep else "sleep.awake")
+            self._recorder.put_event(labelled("sleep_events", f"level_{level}" if sleep else "awake"))
 
     def record_admission_rejection(self, reason: str) -> None:
         """Count a request that the front end turned away."""
         if self._recorder is not None:
-            self._recorder.put_event(f"rejected.{reason}")
+            self._recorder.put_event(labelled("admission_rejections", reason))
 
     def log_engine_initialized(self) -> None:
         """Do nothing; the line that `__init__` logs says it all."""

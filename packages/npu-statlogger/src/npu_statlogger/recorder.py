@@ -55,7 +55,7 @@ class Recorder:
         self._model = model
         self._pid = os.getpid()
         self._engines = set(engines)
-        self._queue: deque[tuple[int, Any, Any, Any] | str] = deque()
+        self._queue: deque[tuple[float, int, Any, Any, Any] | str] = deque()
         self._dropped = 0
         self._open_spans()
         self._stop = threading.Event()
@@ -66,7 +66,7 @@ class Recorder:
     def put(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any, engine: int = 0) -> None:
         """Keep references to one step's records; any of them may be None. Never blocks, never raises."""
         if len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((engine, scheduler_stats, iteration_stats, mm_cache_stats))
+            self._queue.append((time.time(), engine, scheduler_stats, iteration_stats, mm_cache_stats))
         else:
             self._dropped += 1
 
@@ -117,7 +117,7 @@ class Recorder:
         for engine, batch in batches.items():
             if engine not in self._spans:
                 self._spans[engine] = self._span(engine)
-            self._spans[engine].add(batch)
+            self._spans[engine].add(batch, engine)
 
     def _write(self) -> None:
         """Append the open spans as lines and begin the next ones; keep them open if that fails."""
@@ -150,13 +150,13 @@ class Recorder:
         )
 
 
-def _fold_one(batches: defaultdict[int | None, fold.Batch], record: tuple[int, Any, Any, Any] | str) -> None:
+def _fold_one(batches: defaultdict[int | None, fold.Batch], record: tuple[float, int, Any, Any, Any] | str) -> None:
     if isinstance(record, str):
         batches[None].counters[record] += 1
         return
-    engine, scheduler_stats, iteration_stats, mm_cache_stats = record
+    arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats = record
     if scheduler_stats is not None:
-        fold.fold_scheduler(batches[engine], scheduler_stats)
+        fold.fold_scheduler(batches[engine], scheduler_stats, arrived)
     if iteration_stats is not None:
         fold.fold_iteration(batches[engine], iteration_stats)
     if mm_cache_stats is not None:  # of this process, whichever engine's step brings it

@@ -17,7 +17,7 @@ from npu_statlogger.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LARGEST", "RELATIVE_ERROR", "SMALLEST", "Sketch"]
+__all__ = ["LARGEST", "NANO", "RELATIVE_ERROR", "SMALLEST", "Sketch"]
 
 RELATIVE_ERROR = 0.01
 SMALLEST, LARGEST = 1e-6, 1e9
@@ -27,7 +27,7 @@ _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
 _FIRST = math.ceil(math.log(SMALLEST) / _LOG_GAMMA)
 _LAST = math.ceil(math.log(LARGEST) / _LOG_GAMMA)
-_NANO = 10**9
+NANO = 10**9
 
 
 class Sketch:
@@ -58,7 +58,7 @@ class Sketch:
         self.minimum = min(self.minimum, float(array.min()))
         self.maximum = max(self.maximum, float(array.max()))
         whole = np.floor(array)
-        self._sum_nano += int(whole.sum()) * _NANO + int(np.rint((array - whole) * _NANO).sum())
+        self._sum_nano += int(whole.sum()) * NANO + int(np.rint((array - whole) * NANO).sum())
         return len(values) - len(array)
 
     def merge(self, other: Sketch) -> None:
@@ -72,7 +72,7 @@ class Sketch:
     @property
     def total(self) -> float:
         """Sum of the values, each rounded to 1e-9."""
-        return self._sum_nano / _NANO
+        return self._sum_nano / NANO
 
     @property
     def mean(self) -> float:

@@ -1,7 +1,7 @@
-"""What one line says: counters and distributions of one engine over a span of time.
+"""What an interval line says: counters, totals, gauges and distributions of one engine over a span of time.
 
 What belongs to no engine (rejected requests, the multimodal cache) has lines of its own. Merging adds lines of any
-engines and processes up.
+engines and processes up; it is associative, commutative and loses nothing, so that no order or grouping matters.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger.errors import FormatError
-from npu_statlogger.sketch import Sketch
+from npu_statlogger.sketch import NANO, Sketch
+from npu_statlogger.upgrade import upgraded
 
 if TYPE_CHECKING:
     from npu_statlogger.fold import Batch
 
-__all__ = ["QUANTILES", "SCHEMA", "Snapshot"]
+__all__ = ["NO_ENGINE", "QUANTILES", "SCHEMA", "SCHEMA_1", "Snapshot"]
 
-SCHEMA = "npu-statlogger/1"
+SCHEMA, SCHEMA_1 = "npu-statlogger/2", "npu-statlogger/1"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+NO_ENGINE = ""
+"""Key of the gauges that belong to no engine."""
+
+Gauges = defaultdict[str, dict[str, tuple[float, float]]]
 
 
 @dataclass
 class Snapshot:
-    """Counters and distributions between `start` and `end` (seconds since the epoch); merging adds them up."""
+    """Figures between `start` and `end` (seconds since the epoch); their names are in metrics.METRICS."""
 
     start: float = math.inf
     end: float = -math.inf
@@ -33,15 +38,23 @@ class Snapshot:
     models: set[str] = field(default_factory=set)
     engines: set[int] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
+    totals_nano: Counter[str] = field(default_factory=Counter)
+    """Sums that are no whole numbers, in 1e-9 of their unit: integers, so that merging stays exact."""
+
+    gauges: Gauges = field(default_factory=lambda: defaultdict(dict))
+    """Engine (a number as text, or NO_ENGINE) -> name -> (seconds since the epoch, value): the latest of each."""
+
     distributions: defaultdict[str, Sketch] = field(default_factory=lambda: defaultdict(Sketch))
 
     def __bool__(self) -> bool:
         """Tell whether anything was counted."""
         return bool(self.counters) or any(sketch.count for sketch in self.distributions.values())
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Batch, engine: int | None = None) -> None:
         """Count what some steps brought; values that are no finite number are left out and counted as such."""
         self.counters.update(batch.counters)
+        self.totals_nano.update(batch.totals_nano)
+        _keep_latest(self.gauges[NO_ENGINE if engine is None else str(engine)], batch.gauges)
         for name, values in batch.values.items():
             refused = self.distributions[name].add(values)
             if refused:
@@ -54,6 +67,9 @@ class Snapshot:
         self.models |= other.models
         self.engines |= other.engines
         self.counters.update(other.counters)
+        self.totals_nano.update(other.totals_nano)
+        for engine, gauges in other.gauges.items():
+            _keep_latest(self.gauges[engine], gauges)
         for name, sketch in other.distributions.items():
             self.distributions[name].merge(sketch)
 
@@ -62,6 +78,14 @@ class Snapshot:
         """Length of the span, idle time included; 0 without data."""
         return max(self.end - self.start, 0.0)
 
+    def total(self, name: str) -> float:
+        """Return a counter or a total in its unit, 0 if it is absent."""
+        return self.totals_nano[name] / NANO if name in self.totals_nano else self.counters[name]
+
+    def gauge(self, name: str) -> dict[str, float]:
+        """Return the latest value of a gauge by engine."""
+        return {engine: gauges[name][1] for engine, gauges in sorted(self.gauges.items()) if name in gauges}
+
     def rates(self) -> dict[str, float | None]:
         """Return what follows from the counters; None where the denominator is 0.
 
@@ -69,21 +93,24 @@ class Snapshot:
         """
         count = self.counters
         return {
-            "prompt_tokens_total_per_second": _ratio(count["tokens.prompt"], self.seconds),
-            "prompt_tokens_computed_per_second": _ratio(count["tokens.prompt_computed"], self.seconds),
-            "generation_tokens_per_second": _ratio(count["tokens.generation"], self.seconds),
-            "prefix_cache_hit_rate": _ratio(count["prefix_cache.hits"], count["prefix_cache.queries"]),
+            "prompt_tokens_total_per_second": _ratio(count["prompt_tokens"], self.seconds),
+            "prompt_tokens_computed_per_second": _ratio(count["prompt_tokens_by_source.local_compute"], self.seconds),
+            "generation_tokens_per_second": _ratio(count["generation_tokens"], self.seconds),
+            "prefix_cache_hit_rate": _ratio(count["prefix_cache_hits"], count["prefix_cache_queries"]),
             "external_prefix_cache_hit_rate": _ratio(
-                count["external_prefix_cache.hits"], count["external_prefix_cache.queries"]
+                count["external_prefix_cache_hits"], count["external_prefix_cache_queries"]
             ),
-            "mm_cache_hit_rate": _ratio(count["mm_cache.hits"], count["mm_cache.queries"]),
-            "draft_acceptance_rate": _ratio(count["spec_decode.accepted_tokens"], count["spec_decode.draft_tokens"]),
+            "mm_cache_hit_rate": _ratio(count["mm_cache_hits"], count["mm_cache_queries"]),
+            "draft_acceptance_rate": _ratio(
+                count["spec_decode_num_accepted_tokens"], count["spec_decode_num_draft_tokens"]
+            ),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON-ready data; percentiles and rates are there for readers, `from_dict` ignores them."""
         return {
             "schema": SCHEMA,
+            "kind": "interval",
             "start": self.start,
             "end": self.end,
             "processes": sorted(self.processes),
@@ -91,6 +118,12 @@ class Snapshot:
             "engines": sorted(self.engines),
             "rates": self.rates(),
             "counters": dict(sorted(self.counters.items())),
+            "totals_nano": dict(sorted(self.totals_nano.items())),
+            "gauges": {
+                engine: {name: list(latest) for name, latest in sorted(gauges.items())}
+                for engine, gauges in sorted(self.gauges.items())
+                if gauges
+            },
             "distributions": {
                 name: {
                     "mean": sketch.mean,
@@ -104,30 +137,48 @@ class Snapshot:
 
     @classmethod
     def from_dict(cls, data: object) -> Snapshot:
-        """Rebuild a snapshot.
+        """Rebuild a snapshot from a line of this version or of version 1.
 
         Raises:
-            FormatError: not this schema, or a part is missing or malformed.
+            FormatError: neither schema, another kind of line, or a part is missing or malformed.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            schema = data.get("schema") if isinstance(data, dict) else data
+        schema = data.get("schema") if isinstance(data, dict) else data
+        if not isinstance(data, dict) or schema not in (SCHEMA, SCHEMA_1):
             msg = f"this npu-stat reads schema {SCHEMA!r}; the line has {schema!r}."
             raise FormatError(msg)
+        if data.get("kind", "interval") != "interval":
+            msg = f"not an interval line of {SCHEMA!r}: its kind is {data['kind']!r}."
+            raise FormatError(msg)
         try:
-            snapshot = cls(
-                start=float(data["start"]),
-                end=float(data["end"]),
-                processes=set(data["processes"]),
-                models=set(data["models"]),
-                engines={int(engine) for engine in data["engines"]},
-                counters=Counter({str(name): int(value) for name, value in data["counters"].items()}),
-            )
-            for name, sketch in data["distributions"].items():
-                snapshot.distributions[name] = Sketch.from_dict(sketch)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"not a line of {SCHEMA!r}: {error!r}."
+            return cls._from(upgraded(data) if schema == SCHEMA_1 else data)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            msg = f"not a line of {schema!r}: {error!r}."
             raise FormatError(msg) from error
+
+    @classmethod
+    def _from(cls, data: dict[str, Any]) -> Snapshot:
+        snapshot = cls(
+            start=float(data["start"]),
+            end=float(data["end"]),
+            processes=set(data["processes"]),
+            models=set(data["models"]),
+            engines={int(engine) for engine in data["engines"]},
+            counters=Counter({str(name): int(value) for name, value in data["counters"].items()}),
+            totals_nano=Counter({str(name): int(value) for name, value in data["totals_nano"].items()}),
+        )
+        for engine, gauges in data["gauges"].items():
+            snapshot.gauges[str(engine)] = {
+                str(name): (float(time), float(value)) for name, (time, value) in gauges.items()
+            }
+        for name, sketch in data["distributions"].items():
+            snapshot.distributions[name] = Sketch.from_dict(sketch)
         return snapshot
+
+
+def _keep_latest(gauges: dict[str, tuple[float, float]], others: dict[str, tuple[float, float]]) -> None:
+    """Keep the later of two values; of two at the same time the larger, so that merging commutes."""
+    for name, latest in others.items():
+        gauges[name] = max(gauges.get(name, latest), latest)
 
 
 def _ratio(part: float, whole: float) -> float | None:

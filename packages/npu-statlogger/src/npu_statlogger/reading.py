@@ -1,0 +1,74 @@
+"""Reading files of lines: one line at a time, so that a file of any size needs constant memory.
+
+An unterminated tail is no line (see jsonl.py, Note [Whole lines]). A line that cannot be read is given as the error
+that says why, and the lines behind it are read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import IO, TYPE_CHECKING, cast
+
+from npu_statlogger.errors import FormatError
+from npu_statlogger.lines import Line, parse
+from npu_statlogger.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["files_of", "read_lines", "read_snapshots"]
+
+_GZIP = b"\x1f\x8b"
+
+
+def read_lines(path: Path) -> Iterator[Line | FormatError]:
+    """Yield each whole line of a file, plain or gzip, or the error for one that is damaged or foreign.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    with _open(path) as file:
+        try:
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return
+                yield _line(text)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            yield FormatError(f"the rest of the file is damaged: {error}.")
+
+
+def read_snapshots(path: Path) -> Iterator[Snapshot | FormatError]:
+    """Do as `read_lines`, for interval lines alone."""
+    return (line for line in read_lines(path) if isinstance(line, Snapshot | FormatError))
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files that were rotated away from `path`, oldest first, and `path` itself last; those that exist."""
+    rotated = sorted(
+        each for each in path.parent.glob(f"{path.name}.*") if _is_rotated(each.name[len(path.name) + 1 :])
+    )
+    return [*rotated, *([path] if path.exists() else [])]
+
+
+def _is_rotated(ending: str) -> bool:
+    """Tell the endings that rotation gives (20261122T201500.123456Z, with .gz once compressed)."""
+    stamp = ending.removesuffix(".gz")
+    return len(stamp) >= 16 and stamp[8] == "T" and stamp.endswith("Z") and stamp[:8].isdigit()
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+    return cast(IO[bytes], gzip.open(path) if packed else path.open("rb"))
+
+
+def _line(text: bytes) -> Line | FormatError:
+    try:
+        return parse(json.loads(text))
+    except FormatError as error:
+        return error
+    except ValueError as error:
+        return FormatError(f"not JSON: {error}.")
