@@ -3,11 +3,13 @@
 StatLoggerError
   ConfigError   a setting is unknown or has a value that cannot be used
   FormatError   a line, or a part of it, is not in this package's format
+  InputError    a file or an option that npu-stat was given cannot be used
+    NoLinesError  the files hold no whole line
 """
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "FormatError", "StatLoggerError"]
+__all__ = ["ConfigError", "FormatError", "InputError", "NoLinesError", "StatLoggerError"]
 
 
 class StatLoggerError(Exception):
@@ -20,3 +22,11 @@ class ConfigError(StatLoggerError, ValueError):
 
 class FormatError(StatLoggerError, ValueError):
     """A line, or a part of it, is not in this package's format."""
+
+
+class InputError(StatLoggerError, ValueError):
+    """A file or an option that npu-stat was given cannot be used."""
+
+
+class NoLinesError(InputError):
+    """The files hold no whole line."""

@@ -1,0 +1,226 @@
+"""`npu-stat report`: a run on one page, in the terminal or as an HTML file, with what a client measured beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npu_statlogger.errors import InputError
+from npu_statlogger.lines import Note
+from npu_statlogger.snapshot import QUANTILES, Snapshot
+from npu_statlogger.tools import bench, names
+from npu_statlogger.tools.arguments import add_files, write_text
+from npu_statlogger.tools.charts import plots
+from npu_statlogger.tools.overview import Overview
+from npu_statlogger.tools.page import Section, page
+from npu_statlogger.tools.source import Reading, open_error
+from npu_statlogger.tools.text import clock, duration, figure, number, sparkline, table
+
+if TYPE_CHECKING:
+    from npu_statlogger.tools.arguments import Commands
+    from npu_statlogger.tools.svg import Plot
+
+__all__ = ["add"]
+
+_BARS = 60
+_CLIENT = {"ttft": names.TTFT, "tpot": names.TPOT, "itl": names.ITL, "e2el": names.E2E}
+"""Name in a result of `vllm bench serve` -> ours."""
+
+_CUTS = {"mean": None, "median": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser("report", help="a run on one page: in the terminal, or as an HTML file")
+    add_files(parser)
+    parser.add_argument("--html", type=Path, metavar="OUT", help="write an HTML file that needs nothing else")
+    parser.add_argument("--title", default="", help="the page's title")
+    parser.add_argument("--json", action="store_true", help="print JSON: the merged line, what is odd, the series")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    overview, results, left_out = _read(options.files)
+    if options.json:
+        print(json.dumps(_data(overview, left_out)))
+    elif options.html:
+        write_text(options.html, _html(overview, results, left_out, options.title))
+        print(f"npu-stat: {options.html} is written.", file=sys.stderr)
+    else:
+        print("\n".join(_text(overview, results)))
+    return 0
+
+
+def _read(files: Sequence[Path]) -> tuple[Overview, list[dict[str, Any]], dict[str, int]]:
+    """Read lines into an overview; results of a client stand beside them, or are it where there are no lines."""
+    try:
+        clients = [file for file in files if bench.is_result(file)]
+    except OSError as error:
+        raise open_error(error) from error
+    lines = [file for file in files if file not in clients]
+    reading, overview = Reading(lines or clients), Overview()
+    for line in reading:
+        if isinstance(line, Snapshot):
+            overview.add(line)
+        elif isinstance(line, Note):
+            overview.add_note(line)
+    if not overview.lines:
+        msg = "the files hold no interval line yet; the first comes after NPU_STATLOGGER_INTERVAL seconds of traffic."
+        raise InputError(msg)
+    return overview, [result for file in clients for result in bench.read_results(file)], dict(reading.left_out)
+
+
+def _data(overview: Overview, left_out: dict[str, int]) -> dict[str, Any]:
+    return {
+        "whole": overview.whole.to_dict(),
+        "by_engine": {str(engine): snapshot.to_dict() for engine, snapshot in sorted(overview.engines.items())},
+        "findings": [asdict(finding) for finding in overview.findings()],
+        "series": {
+            plot.title: {"time": list(plot.times)} | {curve.label: list(curve.values) for curve in plot.curves}
+            for plot in plots(overview, ())
+        },
+        "left_out": left_out,
+    }
+
+
+def _html(overview: Overview, results: list[dict[str, Any]], left_out: dict[str, int], title: str) -> str:
+    findings = overview.findings()
+    lost = ", ".join(f"{count} {kind}" for kind, count in left_out.items())
+    footer = (
+        f"npu-stat {version('npu-statlogger')}. Times are UTC. A percentile lies within 1 % of the value at its rank."
+        + (f" Lines left out: {lost}." if lost else "")
+    )
+    shown = title or " ".join(sorted(overview.whole.models)) or "vLLM"
+    tables = list(_tables(overview, results))
+    return page(shown, _origin(overview), list(_cards(overview)), findings, plots(overview, findings), tables, footer)
+
+
+def _text(overview: Overview, results: list[dict[str, Any]]) -> Iterator[str]:
+    yield from (" ".join(sorted(overview.whole.models)), *_origin(overview), "")
+    yield from table(("", "", ""), list(_cards(overview)))[1:]
+    findings = overview.findings()
+    if findings:
+        yield from ("", "Out of the ordinary:")
+        yield from (f"  {clock(finding.start)}  {finding.text}" for finding in findings)
+    yield from ("", "Over time:")
+    yield from _sparklines(plots(overview, ()))
+    for title, heads, rows in _tables(overview, results):
+        yield from ("", f"{title}:", *table(heads, rows))
+
+
+def _sparklines(shown: Sequence[Plot]) -> Iterator[str]:
+    rows = []
+    for plot in shown:
+        for curve in plot.curves:
+            if not curve.faint and curve.label != "p90":
+                top = max(value for value in curve.values if value is not None)
+                rows.append(
+                    (plot.title, curve.label, sparkline(curve.values, _BARS, plot.top), f"max {plot.unit(top)}")
+                )
+    yield from table(("", "", "", ""), rows, left=3)[1:]
+
+
+def _origin(overview: Overview) -> list[str]:
+    whole = overview.whole
+    counts = [(len(whole.engines), "engine"), (len(whole.processes), "process"), (overview.lines, "line")]
+    parts = [
+        f"{count} {word}{'' if count == 1 else 'es' if word.endswith('ss') else 's'}" for count, word in counts if count
+    ]
+    return [f"{clock(whole.start)} to {clock(whole.end)} UTC ({duration(whole.seconds)}), {', '.join(parts)}"]
+
+
+def _cards(overview: Overview) -> Iterator[tuple[str, str, str]]:
+    """Yield the figures that one asks for first: a label, the figure, and what goes with it."""
+    whole, rates = overview.whole, overview.whole.rates()
+    count = names.finished(whole.counters)
+    per_second = number(count / whole.seconds) if whole.seconds else "-"
+    yield "requests finished", number(count), f"{per_second}/s"
+    yield (
+        "tokens generated",
+        figure("generation_tokens_per_second", rates["generation_tokens_per_second"]),
+        (f"{number(whole.counters[names.GENERATED])} in all"),
+    )
+    for name in (names.TTFT, names.ITL, names.E2E):
+        sketch = whole.distributions.get(name)
+        if sketch is not None and sketch.count:
+            yield f"{names.label(name)}, p50", duration(sketch.quantile(0.5)), f"p99 {duration(sketch.quantile(0.99))}"
+    for name in ("prefix_cache_hit_rate", "external_prefix_cache_hit_rate", "draft_acceptance_rate"):
+        if rates[name] is not None:
+            yield names.label(name), figure(name, rates[name]), ""
+    failed = whole.counters[f"{names.FINISHED}error"]
+    for label, many in (("preemptions", whole.counters[names.PREEMPTIONS]), ("requests failed", failed)):
+        if many:
+            yield label, number(many), ""
+
+
+def _tables(overview: Overview, results: list[dict[str, Any]]) -> Iterator[Section]:
+    whole = overview.whole
+    if results:
+        yield _beside(whole if whole.engines else None, results)
+    heads = ("", "count", "mean", *QUANTILES, "max")
+    known = [*names.LATENCIES, *names.LOAD]
+    order = sorted(whole.distributions, key=lambda name: (known.index(name) if name in known else len(known), name))
+    rows = [
+        (
+            names.label(name),
+            number(sketch.count),
+            *(
+                figure(name, value)
+                for value in (sketch.mean, *map(sketch.quantile, QUANTILES.values()), sketch.maximum)
+            ),
+        )
+        for name in order
+        if (sketch := whole.distributions[name]).count
+    ]
+    yield "Distributions", heads, rows
+    if len(overview.engines) > 1:
+        yield _by_engine(overview)
+    yield "Counters", ("", "in all"), [(name, f"{count:,}") for name, count in sorted(whole.counters.items()) if count]
+
+
+def _by_engine(overview: Overview) -> Section:
+    rows = []
+    for engine, snapshot in sorted(overview.engines.items()):
+        rates, spread = snapshot.rates(), snapshot.distributions
+        rows.append(
+            (
+                f"engine {engine}",
+                *(figure(name, spread[name].mean) for name in names.LOAD),
+                figure("_per_second", rates["generation_tokens_per_second"]),
+                *(figure(name, spread[name].quantile(0.99)) for name in (names.TTFT, names.ITL)),
+                number(snapshot.counters[names.PREEMPTIONS]),
+            )
+        )
+    more = len(overview.whole.engines) - len(rows)
+    heads = ("", "running", "waiting", "KV cache", "tokens/s", "first token p99", "between tokens p99", "preemptions")
+    return f"Engines{f', {more} more in the sums alone' if more else ''}", heads, rows
+
+
+def _beside(whole: Snapshot | None, results: list[dict[str, Any]]) -> Section:
+    """Return the client's own figures, and beside them the server's where its lines are there."""
+    rows = []
+    for index, result in enumerate(results, start=1):
+        run = f"run {index}: " if len(results) > 1 else ""
+        for name, cuts in bench.client_percentiles(result).items():
+            ours = _CLIENT.get(name, name)
+            for cut, client in cuts.items():
+                rows.append((f"{run}{names.label(ours)}, {cut}", duration(client), _server(whole, ours, cut)))
+        rate = whole.rates()["generation_tokens_per_second"] if whole is not None else None
+        rows.append((f"{run}tokens generated per second", number(result.get("output_throughput", 0)), figure("", rate)))
+    if whole is None:
+        return "As vllm bench serve counts", ("", "client"), [row[:2] for row in rows]
+    return "vllm bench serve beside the server", ("", "client", "server"), rows
+
+
+def _server(whole: Snapshot | None, name: str, cut: str) -> str:
+    sketch = whole.distributions.get(name) if whole is not None else None
+    if sketch is None:
+        return "-"
+    rank = _CUTS[cut]
+    return figure("_seconds", sketch.mean if rank is None else sketch.quantile(rank))
