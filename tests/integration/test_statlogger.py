@@ -10,9 +10,21 @@ from pathlib import Path
 from tests.support import statistics_page
 from tests.support.environments import ROOT
 from tests.support.models import tiny_llama
-from tests.support.vllm_process import run_module
+from tests.support.vllm_process import run_module, run_program
 
 REQUESTS, TOKENS = 6, 9
+
+OFFLINE = f"""
+import sys
+from vllm import LLM, SamplingParams
+from npu_statlogger import attach
+
+llm = LLM(sys.argv[1], skip_tokenizer_init=True, max_model_len=256, enforce_eager=True, disable_log_stats=False)
+logger = attach(llm, path=sys.argv[2], requests=1.0)
+sampling = SamplingParams(max_tokens={TOKENS}, ignore_eos=True, detokenize=False)
+llm.generate([{{"prompt_token_ids": [3, 4, 5 + number]}} for number in range({REQUESTS})], sampling)
+logger.close()
+"""
 
 
 def test_every_request_and_token_is_counted_once(tmp_path: Path) -> None:
@@ -51,4 +63,17 @@ def test_every_request_and_token_is_counted_once(tmp_path: Path) -> None:
 def test_the_page_of_fields_is_up_to_date() -> None:
     assert (ROOT / "docs/reference/statistics.md").read_text() == statistics_page.text(), (
         "python -m tests.support.statistics_page > docs/reference/statistics.md"
+    )
+
+
+def test_an_offline_engine_is_recorded_after_one_call(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    done = run_program(OFFLINE, str(tiny_llama(tmp_path / "model")), str(path))
+    assert done.returncode == 0, done.stderr[-6000:]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["settings"]["max_model_len"] == 256
+    requests = [line for line in lines if line["kind"] == "request"]
+    assert [line["generation_tokens"] for line in requests] == [TOKENS] * REQUESTS
+    assert (
+        sum(line["counters"]["generation_tokens"] for line in lines if line["kind"] == "interval") == TOKENS * REQUESTS
     )

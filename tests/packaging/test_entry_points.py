@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import importlib.metadata
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from npu_statlogger.config import StatLoggerConfig
 from tests.support.environments import PACKAGES, ROOT
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ DOCUMENTED = {
         "console_scripts": {"npu-stat": "npu_statlogger.cli:main"},
         "vllm.stat_logger_plugins": {"npu_statlogger": "npu_statlogger:NPUStatLogger"},
         "npu.environment_variables": {
-            "NPU_STATLOGGER_PATH": "npu_statlogger.config:StatLoggerConfig",
-            "NPU_STATLOGGER_INTERVAL": "npu_statlogger.config:StatLoggerConfig",
+            f"NPU_STATLOGGER_{field.name.upper()}": "npu_statlogger.config:StatLoggerConfig"
+            for field in dataclasses.fields(StatLoggerConfig)
         },
     },
 }

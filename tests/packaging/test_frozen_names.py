@@ -11,6 +11,10 @@ import pytest
 
 from tests.support.environments import PACKAGES, ROOT
 
+STATISTICS = {
+    "path", "interval", "requests", "slow_seconds", "request_ids", "steps", "rotate_mib", "rotate_hours", "keep",
+    "compress", "csv", "sqlite", "parquet", "prometheus", "push", "otlp", "tensorboard", "wandb", "statsd",
+}  # fmt: skip
 ENVIRONMENT = {
     "npu-platform": {
         "NPU_DEVICE",
@@ -24,7 +28,7 @@ ENVIRONMENT = {
     },
     "npu-ops": {"NPU_ISA", "NPU_TUNE"},
     "npu-kvconnector": set(),
-    "npu-statlogger": {"NPU_STATLOGGER_PATH", "NPU_STATLOGGER_INTERVAL"},
+    "npu-statlogger": {f"NPU_STATLOGGER_{name.upper()}" for name in STATISTICS},
 }
 OF_VLLM = {"npu-ops": {"VLLM_BATCH_INVARIANT", "VLLM_CACHE_ROOT"}}
 """Variables of vLLM that a package reads for itself."""
@@ -40,13 +44,13 @@ SETTINGS = {
         "store_threshold",
         "offload_prompt_only",
     },
-    "npu_statlogger.config.StatLoggerConfig": {"path", "interval"},
+    "npu_statlogger.config.StatLoggerConfig": STATISTICS,
 }
 PUBLIC = {
     "npu_platform": {"register"},
     "npu_ops": {"register"},
     "npu_kvconnector": {"register", "CONNECTOR"},
-    "npu_statlogger": {"NPUStatLogger"},
+    "npu_statlogger": {"NPUStatLogger", "attach"},
 }
 
 

@@ -33,7 +33,19 @@ EXTRAS = {
         "statlogger": {f"npu-statlogger=={VERSION}"},
         "all": {f"{name}=={VERSION}" for name in PACKAGES if name != "npu-platform"},
     },
-    **{name: {"vllm": {VLLM}} for name in PACKAGES if name != "npu-platform"},
+    **{name: {"vllm": {VLLM}} for name in ("npu-ops", "npu-kvconnector")},
+    "npu-statlogger": {
+        "vllm": {VLLM},
+        "otlp": {"opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp-proto-http>=1.27"},
+        "parquet": {"pyarrow>=18"},
+        "prometheus": {"prometheus-client>=0.21"},
+        "push": {"prometheus-client>=0.21"},
+        "statsd": {"statsd>=4"},
+        "tensorboard": {"tensorboard>=2.18"},
+        "wandb": {"wandb>=0.19"},
+        "top": {"rich>=13.9"},
+        "replay": {"aiohttp>=3.10"},
+    },
 }
 
 

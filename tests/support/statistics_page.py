@@ -27,7 +27,7 @@ A file holds one JSON object a line. `schema` and `kind` are the first keys of e
 | kind | one line per |
 |---|---|
 | `interval` | engine and interval with traffic: all figures of that time; one more for what belongs to no engine |
-| `request` | finished request, if sampled ([setting](../user_guide/statistics.md#requests-and-steps) `requests`) |
+| `request` | finished request, if sampled ([setting](../user_guide/statistics_places.md#requests-and-steps) `requests`) |
 | `step` | engine step, if sampled (`steps`) |
 | `run` | process and file, at its head |
 | `note` | thing that a reader of the figures should know |

@@ -17,24 +17,25 @@ import pytest
 from npu_statlogger.errors import ConfigError, FormatError
 from npu_statlogger.jsonl import LineWriter
 from npu_statlogger.reading import read_snapshots
+from npu_statlogger.sinks.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 WRITE_FOREVER = """
-import sys
+import json, sys
 from pathlib import Path
 from npu_statlogger.jsonl import LineWriter
 writer = LineWriter(Path(sys.argv[1]))
 while True:
-    writer.append({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000], "engines": [0],
-                   "counters": {"num_preemptions": 1}, "distributions": {}})
+    writer.append(json.dumps({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000], "engines": [0],
+                   "counters": {"num_preemptions": 1}, "distributions": {}}, separators=(",", ":")).encode() + b"\\n")
 """
 
 
-def line(preemptions: int = 1) -> dict[str, object]:
-    return Snapshot(start=0, end=1, counters=Counter(num_preemptions=preemptions)).to_dict()
+def line(preemptions: int = 1) -> bytes:
+    return encode(Snapshot(start=0, end=1, counters=Counter(num_preemptions=preemptions)))
 
 
 def preemptions(path: Path) -> list[int]:

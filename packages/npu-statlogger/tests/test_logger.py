@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,7 +80,8 @@ def test_vllm_s_manager_drives_one_instance_for_all_engines(
     manager.log()
     manager.stat_loggers.clear()
     gc.collect()
-    first, second, front_end = (json.loads(line) for line in path.read_text().splitlines())
+    run, first, second, front_end = (json.loads(line) for line in path.read_text().splitlines())
+    assert (run["kind"], run["engines"], run["settings"]["interval"]) == ("run", [0, 1], 10)
     assert (first["engines"], second["engines"], front_end["engines"]) == ([0], [1], [])
     assert first["counters"]["scheduler_steps"] == second["counters"]["scheduler_steps"] == 1
     assert first["counters"]["request_success.length"] == 1
@@ -88,6 +91,9 @@ def test_vllm_s_manager_drives_one_instance_for_all_engines(
         "sleep_events.awake": 1,
         "sleep_events.level_2": 1,
     }
+    assert {name: value for name, (_, value) in front_end["gauges"][""].items()} == {
+        "engine_sleep_state.awake": 1, "engine_sleep_state.weights_offloaded": 0, "engine_sleep_state.discard_all": 0,
+    }  # fmt: skip
     assert first["distributions"]["time_to_first_token_seconds"]["p99"] == pytest.approx(0.5, rel=0.01)
 
 
@@ -118,7 +124,7 @@ def test_a_directory_that_is_missing_stops_the_start(tmp_path: Path) -> None:
 
 def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
     subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSING, str(path)], check=True, timeout=300)
-    assert json.loads(path.read_text())["distributions"]["num_requests_running"]["max"] == 7
+    assert json.loads(path.read_text().splitlines()[1])["distributions"]["num_requests_running"]["max"] == 7
 
 
 def test_without_vllm_the_package_imports_and_the_class_says_what_to_do() -> None:
@@ -129,7 +135,35 @@ def test_without_vllm_the_package_imports_and_the_class_says_what_to_do() -> Non
     assert result.stdout.count("\n") == 1
 
 
+def test_what_comes_after_the_end_is_not_kept(path: Path, scheduler_stats: SchedulerStats) -> None:
+    logger = NPUStatLogger(vllm_config(path=str(path)), [0])
+    logger.record(scheduler_stats, None)
+    logger.close()
+    logger.close()
+    logger.record(scheduler_stats, None)
+    logger.record_sleep_state(1, 1)
+    logger.record_admission_rejection("max_num_queued_reqs")
+    assert threads() == []
+    assert path.read_text().count('"kind":"interval"') == 1
+
+
+@dataclass
+class Engine:
+    """What `attach` needs of vLLM's LLMEngine; tests/integration/test_statlogger.py attaches to a real one."""
+
+    vllm_config: VllmConfig
+    logger_manager: StatLoggerManager | None
+
+
+def test_attaching_needs_an_engine_that_measures_and_a_place() -> None:
+    manager = StatLoggerManager.__new__(StatLoggerManager)
+    with pytest.raises(ConfigError, match="disable_log_stats=False"):
+        npu_statlogger.attach(SimpleNamespace(llm_engine=Engine(vllm_config(), None)), path="x")
+    with pytest.raises(ConfigError, match="attach\\(llm, path='stats.jsonl'\\)"):
+        npu_statlogger.attach(SimpleNamespace(llm_engine=Engine(vllm_config(), manager)))
+
+
 def test_public_names() -> None:
-    assert dir(npu_statlogger) == ["NPUStatLogger"]
+    assert dir(npu_statlogger) == ["NPUStatLogger", "attach"]
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         npu_statlogger.Other  # noqa: B018

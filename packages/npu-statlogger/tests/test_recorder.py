@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from vllm.v1.metrics.stats import MultiModalCacheStats
 
 from npu_statlogger import recorder as recorder_module
 from npu_statlogger.config import StatLoggerConfig
-from npu_statlogger.reading import read_snapshots
+from npu_statlogger.lines import Note
+from npu_statlogger.reading import read_lines, read_snapshots
 from npu_statlogger.recorder import QUEUE_LIMIT, Recorder
 from npu_statlogger.snapshot import Snapshot
 
@@ -135,5 +139,74 @@ def test_events_are_counted(path: Path) -> None:
 
 
 def test_a_recorder_needs_a_path() -> None:
-    with pytest.raises(ValueError, match="needs a path"):
+    with pytest.raises(ValueError, match="needs a path or another sink"):
         Recorder(StatLoggerConfig(), "m")
+
+
+def test_a_clock_that_is_set_back_is_noted_and_no_span_is_negative(
+    path: Path, scheduler_stats: SchedulerStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    recorder.put(scheduler_stats, None, None)
+    now = time.time()
+    monkeypatch.setattr(recorder_module.time, "time", lambda: now - 7200)
+    recorder.close()
+    monkeypatch.undo()
+    note, snapshot = (line for line in read_lines(path) if isinstance(line, Note | Snapshot) and line)
+    if isinstance(note, Snapshot):
+        note, snapshot = snapshot, note
+    assert isinstance(note, Note)
+    assert isinstance(snapshot, Snapshot)
+    assert note.name == "clock_jumped"
+    assert note.values["seconds"] == pytest.approx(-7200, abs=60)
+    assert "set back by 7" in note.text
+    assert snapshot.end == pytest.approx(now - 7200, abs=60)
+    assert 0 <= snapshot.seconds < 60
+
+
+def test_lines_of_requests_and_steps_come_before_the_interval_ends(
+    path: Path, scheduler_stats: SchedulerStats, iteration_stats: IterationStats
+) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600, requests=1.0, steps=1.0), "m")
+    recorder.put(scheduler_stats, iteration_stats, None)
+    deadline = time.monotonic() + 60
+    while path.read_bytes().count(b"\n") < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [line.kind for line in read_lines(path)] == ["run", "step", "request"]  # type: ignore[union-attr]
+    recorder.close()
+    assert total(path).counters["request_success.length"] == 1
+
+
+def test_lines_that_a_sink_dropped_are_counted_in_every_sink(path: Path, tmp_path: Path) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600, sqlite=tmp_path / "stats.db"), "m")
+    recorder._count_dropped("sqlite", 3)
+    recorder.close()
+    assert total(path).counters["sink_lines_dropped.sqlite"] == 3
+
+
+def test_a_forked_child_closes_nothing_of_its_parent(path: Path, scheduler_stats: SchedulerStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    recorder.put(scheduler_stats, None, None)
+    child = os.fork()
+    if not child:
+        recorder.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.read_bytes() == b""
+    recorder.close()
+    assert total(path).counters["scheduler_steps"] == 1
+
+
+def test_a_million_requests_in_constant_memory(path: Path, iteration_stats: IterationStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    iteration_stats.finished_requests *= 1000
+    sizes = []
+    for _ in range(10):
+        for _ in range(100):
+            recorder.put(None, iteration_stats, None)
+        recorder._fold()
+        gc.collect()
+        sizes.append(psutil.Process().memory_info().rss)
+    recorder.close()
+    assert total(path).counters["request_success.length"] == 1_000_000
+    assert sizes[-1] - sizes[2] < 4 << 20

@@ -1,4 +1,4 @@
-"""Statistics of a vLLM server as JSON lines with true percentiles; the entry point is the class itself.
+"""Statistics of a vLLM server with true percentiles; the entry point is the class, `attach` is for an offline `LLM`.
 
 Importing this package needs no vLLM: the logger class is built on first use, because its base class is vLLM's.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from npu_statlogger.logger import NPUStatLogger
+    from npu_statlogger.logger import NPUStatLogger, attach
 
-__all__ = ["NPUStatLogger"]
+__all__ = ["NPUStatLogger", "attach"]
 
 
 def __dir__() -> list[str]:
@@ -18,17 +18,17 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name != "NPUStatLogger":
+    if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     try:
-        from npu_statlogger.logger import NPUStatLogger
+        from npu_statlogger import logger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "vllm":
             raise
         msg = (
-            "npu_statlogger.NPUStatLogger is a vLLM logger and vLLM is not installed in this environment; "
+            f"npu_statlogger.{name} is of a vLLM logger and vLLM is not installed in this environment; "
             "install vLLM 0.32 first (`npu-stat` works without it)."
         )
         raise ImportError(msg) from error
-    return NPUStatLogger
+    return getattr(logger, name)

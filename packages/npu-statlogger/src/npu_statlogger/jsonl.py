@@ -12,12 +12,13 @@ are cut off: a tail that somebody else wrote is ended by a newline, and readers 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING
 
 from npu_statlogger.errors import ConfigError
+from npu_statlogger.rotation import Rotation, rotated_name
 from npu_statlogger.snapshot import SCHEMA
 
 if TYPE_CHECKING:
@@ -31,44 +32,56 @@ _BEGIN = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
 
 class LineWriter:
-    """Appends JSON lines to a file that other processes may append to as well."""
+    """Appends lines to a file that other processes may append to as well, and sets it aside when that is due."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rotation: Rotation | None = None,
+        first: bytes = b"",
+        begin: bytes = _BEGIN,
+        header: bytes = b"",
+    ) -> None:
         """Open or create `path`, readable by its owner only.
+
+        Args:
+            path: the file.
+            rotation: when it is set aside; never, if None.
+            first: line that this writer puts before its own, once in each file.
+            begin: how each line begins; what begins otherwise is of somebody else.
+            header: line at the head of each file, before any other writer's.
 
         Raises:
             ConfigError: `path` is not a regular file (a pipe could block the server's exit), or holds something else
                 than our lines.
             OSError: the directory is missing or the file cannot be written.
         """
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _refuse_others(self._fd, path)
-        except ConfigError:
-            self.close()
-            raise
+        self._path, self._rotation = path, rotation or Rotation()
+        self._first, self._begin, self._header = first, begin, header
+        self._fd = -1
+        self._open()
 
-    def append(self, *lines: dict[str, Any]) -> None:
-        """Write lines, whose first key is "schema".
+    def append(self, *lines: bytes) -> None:
+        """Write lines, each with its newline.
 
         Raises:
             OSError: they could not be written in full; the file then holds nothing of them.
+            ConfigError: somebody else's file has taken the place of ours.
         """
-        text = b"".join(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n" for line in lines)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._lock()
         try:
-            end = _cut_torn_line(self._fd)
-            if end and os.pread(self._fd, 1, end - 1) != b"\n":
-                text = b"\n" + text
-            written = 0
-            try:
-                while written < len(text):
-                    written += os.write(self._fd, text[written:])
-            except OSError:
-                os.ftruncate(self._fd, end)
-                raise
+            if self._rotation.due(self._fd, time.time()):
+                self._path.rename(rotated_name(self._path, time.time()))
+                self._lock()  # of the new file; that of the file set aside goes with its descriptor
+                rotated = True
+            else:
+                rotated = False
+            self._append(b"".join(lines))
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+        if rotated:
+            self._rotation.tidy(self._path)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -76,23 +89,68 @@ class LineWriter:
             os.close(self._fd)
             self._fd = -1
 
+    def _lock(self) -> None:
+        """Lock the file that has our name now, opening it anew if ours was set aside or removed."""
+        while True:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if _same_file(self._fd, self._path):
+                return
+            self._open()
 
-def _refuse_others(fd: int, path: Path) -> None:
+    def _open(self) -> None:
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _refuse_others(fd, self._path, (self._begin, self._header) if self._header else (self._begin,))
+        except ConfigError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._introduced = fd, False
+
+    def _append(self, text: bytes) -> None:
+        """Write under the lock: whatever this file still needs before our lines, and these."""
+        end = _cut_torn_line(self._fd, self._begin)
+        if not end:
+            text = self._header + (self._first if not self._introduced else b"") + text
+        else:
+            if not self._introduced:
+                text = self._first + text
+            if os.pread(self._fd, 1, end - 1) != b"\n":
+                text = b"\n" + text
+        written = 0
+        try:
+            while written < len(text):
+                written += os.write(self._fd, text[written:])
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+        self._introduced = True
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _refuse_others(fd: int, path: Path, begins: tuple[bytes, ...]) -> None:
     """Raise ConfigError unless this is a regular file that is empty or begins with a line of ours."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         msg = f"statistics go to a regular file; {path} is none."
         raise ConfigError(msg)
-    if os.pread(fd, len(_BEGIN), 0) not in (b"", _BEGIN):
+    if not any(os.pread(fd, len(begin), 0) in (b"", begin) for begin in begins):
         msg = f"statistics go to a new file or one of npu-statlogger's; {path} holds something else: name another."
         raise ConfigError(msg)
 
 
-def _cut_torn_line(fd: int) -> int:
+def _cut_torn_line(fd: int, begin: bytes) -> int:
     """Cut off what a killed writer of ours left behind the last newline, and return the file's size then."""
     size = os.fstat(fd).st_size
     end = _end_of_last_line(fd, size)
-    tail = os.pread(fd, len(_BEGIN), end)
-    if end < size and _BEGIN.startswith(tail):
+    tail = os.pread(fd, len(begin), end)
+    if end < size and begin.startswith(tail):
         os.ftruncate(fd, end)
         return end
     return size
@@ -102,12 +160,12 @@ def _end_of_last_line(fd: int, size: int) -> int:
     """Return the offset behind the last newline of the file, 0 if there is none."""
     end = size
     while end > 0:
-        begin = max(0, end - _BLOCK)
+        start = max(0, end - _BLOCK)
         # The usual case, a file that ends with a newline, needs its last byte only.
         if os.pread(fd, 1, end - 1) == b"\n":
             return end
-        newline = os.pread(fd, end - begin, begin).rfind(b"\n")
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
         if newline >= 0:
-            return begin + newline + 1
-        end = begin
+            return start + newline + 1
+        end = start
     return 0

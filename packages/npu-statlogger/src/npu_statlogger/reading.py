@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from npu_statlogger.errors import FormatError
 from npu_statlogger.lines import Line, parse
+from npu_statlogger.rotation import rotated_files
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -46,17 +47,8 @@ def read_snapshots(path: Path) -> Iterator[Snapshot | FormatError]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that were rotated away from `path`, oldest first, and `path` itself last; those that exist."""
-    rotated = sorted(
-        each for each in path.parent.glob(f"{path.name}.*") if _is_rotated(each.name[len(path.name) + 1 :])
-    )
-    return [*rotated, *([path] if path.exists() else [])]
-
-
-def _is_rotated(ending: str) -> bool:
-    """Tell the endings that rotation gives (20261122T201500.123456Z, with .gz once compressed)."""
-    stamp = ending.removesuffix(".gz")
-    return len(stamp) >= 16 and stamp[8] == "T" and stamp.endswith("Z") and stamp[:8].isdigit()
+    """Return the files that were set aside from `path`, oldest first, and `path` itself last; those that exist."""
+    return [*rotated_files(path), *([path] if path.exists() else [])]
 
 
 def _open(path: Path) -> IO[bytes]:

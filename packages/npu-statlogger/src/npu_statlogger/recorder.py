@@ -1,26 +1,31 @@
-"""The background half: a bounded queue that costs the caller one append, and the thread that folds and writes.
+"""The background half: a bounded queue that costs the caller one append, and the thread that folds and publishes.
 
-The thread wakes every FOLD_SECONDS, so that the queue stays short, and writes a line for each engine every `interval`
-seconds if anything happened. What a failing disk refuses stays in memory (its size is constant) and goes into the next
-lines.
+The thread wakes every FOLD_SECONDS, so that the queue stays short, and gives each sink's courier the lines of single
+requests and steps at once, and a line for each engine every `interval` seconds if anything happened.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import socket
 import threading
 import time
 from collections import defaultdict, deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger import fold
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.lines import Line, Note, Run
+from npu_statlogger.metrics import labelled
+from npu_statlogger.records import Sampler
+from npu_statlogger.sinks import open_sinks
+from npu_statlogger.sinks.courier import Courier
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from npu_statlogger.config import StatLoggerConfig
 
@@ -29,37 +34,56 @@ __all__ = ["FOLD_SECONDS", "QUEUE_LIMIT", "Recorder"]
 # vLLM puts its handlers on the logger "vllm"; a name below it is enough and needs no import of vLLM.
 logger = logging.getLogger("vllm.npu_statlogger")
 
-FOLD_SECONDS = 0.25
+FOLD_SECONDS = 1.0
 QUEUE_LIMIT = 4096
 """Records kept between two wake-ups; at 256 running requests about 10 KiB each. Further ones are counted as dropped."""
 
-
 CLOSE_SECONDS = 5.0
-"""How long `close` waits for a write in progress; a peer that was stopped while it held the file must not hang us."""
+"""How long `close` waits for all sinks together; a peer that was stopped while it held the file must not hang us."""
+
+_CLOCK_SECONDS = 1.0
+"""How far the clock may run from the steady one within an interval before it counts as set."""
+
+Record = tuple[float, int, Any, Any, Any]
 
 
 class Recorder:
-    """Takes records from the serving thread and appends one JSON line an interval and engine."""
+    """Takes records from the serving thread and publishes their figures to the sinks."""
 
-    def __init__(self, config: StatLoggerConfig, model: str, engines: Iterable[int] = (0,)) -> None:
-        """Open the file and start the thread; `engines` have a line each, also while only others are busy.
+    def __init__(
+        self,
+        config: StatLoggerConfig,
+        model: str,
+        engines: Iterable[int] = (0,),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open the sinks and start the threads.
+
+        Args:
+            config: names at least one sink.
+            model: name as served.
+            engines: those that have a line each, also while only others are busy.
+            settings: further settings for the line that says who writes.
 
         Raises:
-            OSError: the file cannot be written.
+            ConfigError: a sink's library is missing, or a file belongs to somebody else.
+            OSError: a file cannot be written.
         """
-        if config.path is None:
-            msg = "a Recorder needs a path; without one nothing is recorded."
+        if not config.on:
+            msg = "a Recorder needs a path or another sink; without one nothing is recorded."
             raise ValueError(msg)
-        self._writer = LineWriter(config.path)
         self._interval = config.interval
-        self._model = model
-        self._pid = os.getpid()
-        self._engines = set(engines)
-        self._queue: deque[tuple[float, int, Any, Any, Any] | str] = deque()
+        self._model, self._engines, self._pid = model, set(engines), os.getpid()
+        self._process = f"{socket.gethostname()}:{self._pid}"
+        self._sampler = Sampler(config, self._process, model)
+        self._queue: deque[Record | tuple[str, int]] = deque()
         self._dropped = 0
+        self._sleep: dict[str, float] = {}
+        sinks = open_sinks(config, self._run_line(config, settings))
+        self._couriers = [Courier(sink, self._count_dropped) for sink in sinks]
         self._open_spans()
         self._stop = threading.Event()
-        self._read_failed = self._write_failed = False
+        self._read_failed = False
         self._thread = threading.Thread(target=self._run, name="npu-statlogger", daemon=True)
         self._thread.start()
 
@@ -70,42 +94,49 @@ class Recorder:
         else:
             self._dropped += 1
 
-    def put_event(self, name: str) -> None:
+    def put_event(self, name: str, amount: int = 1) -> None:
         """Count something that happens rarely, such as a sleep or a rejected request."""
         if len(self._queue) < QUEUE_LIMIT:
-            self._queue.append(name)
+            self._queue.append((name, amount))
         else:
             self._dropped += 1
 
+    def put_sleep(self, level: int | None) -> None:
+        """Note a change of the sleep state: asleep at `level`, or None for awake."""
+        self.put_event(labelled("sleep_events", "awake" if level is None else f"level_{level}"))
+        states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
+        self._sleep = {labelled("engine_sleep_state", state): float(held) for state, held in states.items()}
+
     def close(self) -> None:
-        """Write what is left and close the file; a second call, or one in a forked child, does nothing."""
+        """Publish what is left and close the sinks; a second call, or one in a forked child, does nothing."""
         if self._stop.is_set() or os.getpid() != self._pid:
             return
         self._stop.set()
+        deadline = time.monotonic() + CLOSE_SECONDS
         self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive():
-            logger.warning(
-                "The file of statistics did not take a line within %s s; the last one is lost.", CLOSE_SECONDS
-            )
-            return
         self._fold()
-        self._write()
-        self._writer.close()
+        self._publish()
+        for courier in self._couriers:
+            courier.stop()
+        late = [courier.sink.name for courier in self._couriers if not courier.join(deadline)]
+        if late:
+            logger.warning("Statistics: %s did not take the last lines; they are lost.", ", ".join(late))
 
     def _run(self) -> None:
         due = time.monotonic() + self._interval
         while not self._stop.wait(min(FOLD_SECONDS, self._interval)):
             self._fold()
             if time.monotonic() >= due:
-                self._write()
+                self._publish()
                 due = time.monotonic() + self._interval
 
     def _fold(self) -> None:
-        """Empty the queue into the open spans."""
+        """Empty the queue into the open spans, and publish lines of single requests and steps."""
         batches: defaultdict[int | None, fold.Batch] = defaultdict(fold.Batch)
+        lines: list[Line] = []
         while self._queue:
             try:
-                _fold_one(batches, self._queue.popleft())
+                lines += self._fold_one(batches, self._queue.popleft())
             except Exception:  # a record of an unknown shape must not end the thread; the line says how many there were
                 if not self._read_failed:
                     logger.exception("A record could not be read; the lines count such records as records_failed.")
@@ -118,46 +149,79 @@ class Recorder:
             if engine not in self._spans:
                 self._spans[engine] = self._span(engine)
             self._spans[engine].add(batch, engine)
+        self._give(lines)
 
-    def _write(self) -> None:
-        """Append the open spans as lines and begin the next ones; keep them open if that fails."""
-        if not any(self._spans.values()):
-            self._open_spans()
-            return
-        end = time.time()
-        for span in self._spans.values():
-            span.end = end
-        try:
-            self._writer.append(*(span.to_dict() for engine, span in self._spans.items() if span or engine is not None))
-        except OSError as error:
-            if not self._write_failed:
-                logger.warning("Statistics could not be written (%s); they are kept and written later.", error)
-            self._write_failed = True
-            return
-        self._write_failed = False
+    def _fold_one(
+        self, batches: defaultdict[int | None, fold.Batch], record: Record | tuple[str, int]
+    ) -> Iterable[Line]:
+        if len(record) == 2:
+            batches[None].counters[record[0]] += record[1]
+            return ()
+        arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats = record
+        if scheduler_stats is not None:
+            fold.fold_scheduler(batches[engine], scheduler_stats, arrived)
+        if iteration_stats is not None:
+            fold.fold_iteration(batches[engine], iteration_stats)
+        if mm_cache_stats is not None:  # of this process, whichever engine's step brings it
+            fold.fold_mm_cache(batches[None], mm_cache_stats)
+        if not self._sampler.on:
+            return ()
+        step = self._sampler.step(engine, arrived, scheduler_stats, iteration_stats)
+        return [*step, *self._sampler.requests(engine, arrived, iteration_stats)]
+
+    def _publish(self) -> None:
+        """Give the open spans to the sinks as lines, and begin the next ones; an idle server has none."""
+        if any(self._spans.values()):
+            end, seconds = time.time(), time.monotonic() - self._begun
+            jump = end - self._start - seconds
+            if abs(jump) > _CLOCK_SECONDS:
+                self._give([self._clock_note(end, jump)])
+            for span in self._spans.values():
+                span.start, span.end = end - seconds, end
+            for name, value in self._sleep.items():
+                self._spans[None].gauges[""][name] = (end, value)
+            self._give([span for engine, span in self._spans.items() if span or engine is not None])
         self._open_spans()
+
+    def _give(self, lines: list[Line]) -> None:
+        for courier in self._couriers if lines else ():
+            courier.publish(lines)
+
+    def _count_dropped(self, sink: str, lines: int) -> None:
+        self.put_event(labelled("sink_lines_dropped", sink), lines)
 
     def _open_spans(self) -> None:
         """Begin a span for each engine; None is what belongs to no engine."""
+        self._start, self._begun = time.time(), time.monotonic()
         self._spans: dict[int | None, Snapshot] = {key: self._span(key) for key in (*sorted(self._engines), None)}
 
     def _span(self, engine: int | None) -> Snapshot:
         return Snapshot(
-            start=time.time(),
-            processes={f"{socket.gethostname()}:{self._pid}"},
+            start=self._start,
+            processes={self._process},
             models={self._model},
             engines=set() if engine is None else {engine},
         )
 
+    def _run_line(self, config: StatLoggerConfig, settings: Mapping[str, Any] | None) -> Run:
+        ours = {name: value for name, value in asdict(config).items() if value} | config.places()
+        return Run(
+            time=time.time(),
+            process=self._process,
+            model=self._model,
+            versions={name: _version(name) for name in ("npu-statlogger", "vllm")},
+            engines=sorted(self._engines),
+            settings={**ours, **(settings or {})},
+        )
 
-def _fold_one(batches: defaultdict[int | None, fold.Batch], record: tuple[float, int, Any, Any, Any] | str) -> None:
-    if isinstance(record, str):
-        batches[None].counters[record] += 1
-        return
-    arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats = record
-    if scheduler_stats is not None:
-        fold.fold_scheduler(batches[engine], scheduler_stats, arrived)
-    if iteration_stats is not None:
-        fold.fold_iteration(batches[engine], iteration_stats)
-    if mm_cache_stats is not None:  # of this process, whichever engine's step brings it
-        fold.fold_mm_cache(batches[None], mm_cache_stats)
+    def _clock_note(self, now: float, jump: float) -> Note:
+        way = "forward" if jump > 0 else "back"
+        text = f"The clock was set {way} by {abs(jump):.1f} s; the lines of this interval are of the new time."
+        return Note(time=now, process=self._process, name="clock_jumped", text=text, values={"seconds": jump})
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -88,8 +88,12 @@ class Sketch:
             return math.nan
         rank = max(1, math.ceil(q * self.count))
         row = int(np.searchsorted(np.cumsum(self._counts), rank))
-        estimate = 2 * _GAMMA ** (row - 1 + _FIRST) / (_GAMMA + 1) if row else 0.0
-        return min(max(estimate, self.minimum), self.maximum)
+        return min(max(_estimate(row) if row else 0.0, self.minimum), self.maximum)
+
+    def estimates(self) -> tuple[int, list[tuple[float, int]]]:
+        """Return how many values count as 0, and of each other bucket an estimate of its values and their number."""
+        rows = np.flatnonzero(self._counts[1:]) + 1
+        return int(self._counts[0]), [(_estimate(int(row)), int(self._counts[row])) for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that `from_dict` needs, ready for JSON; the bucket list holds [i, count] pairs."""
@@ -133,3 +137,7 @@ class Sketch:
             )
             raise FormatError(msg)
         return sketch
+
+
+def _estimate(row: int) -> float:
+    return 2 * _GAMMA ** (row - 1 + _FIRST) / (_GAMMA + 1)

@@ -1,0 +1,91 @@
+"""Prometheus, by prometheus_client: a collector beside vLLM's own metrics, or a port of its own.
+
+Names are `npu_statlogger_<figure>`. Of a distribution there is a summary: count and sum since the start, and as
+quantiles true percentiles of all values since then, within the sketch's error and not of the edges of fixed buckets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+
+from npu_statlogger.errors import ConfigError
+from npu_statlogger.sinks.base import Sink
+from npu_statlogger.sinks.families import Families
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from threading import Thread
+
+    from npu_statlogger.config import StatLoggerConfig
+    from npu_statlogger.lines import Line, Run
+
+__all__ = ["Prometheus", "open_sink"]
+
+logger = logging.getLogger("vllm.npu_statlogger")
+
+_PORTS = 64
+
+
+def open_sink(config: StatLoggerConfig, run: Run) -> Prometheus:
+    """Register a collector, and open the port if one is asked for.
+
+    Raises:
+        ConfigError: "vllm" with several API servers, whose metrics vLLM gathers from files.
+        OSError: no port is free.
+    """
+    if config.prometheus != "vllm":
+        sink = Prometheus(CollectorRegistry(), run.model)
+        host, _, port = config.prometheus.rpartition(":")
+        sink.serve(host, int(port))
+        return sink
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        msg = (
+            "npu_statlogger: prometheus is 'vllm', but with several API servers vLLM serves what it finds in "
+            "PROMETHEUS_MULTIPROC_DIR alone; give HOST:PORT, at which each server then serves its own share."
+        )
+        raise ConfigError(msg)
+    return Prometheus(REGISTRY, run.model)
+
+
+class Prometheus(Sink):
+    """Holds the figures that a scrape gets."""
+
+    name: ClassVar[str] = "prometheus"
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        self._registry, self._families = registry, Families(model)
+        self._server: tuple[Any, Thread] | None = None
+        registry.register(self._families)
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve the registry at the first free port from `port` on, since each API server needs one, and return it.
+
+        Raises:
+            OSError: none is free.
+        """
+        for candidate in range(port, port + _PORTS):
+            try:
+                self._server = start_http_server(candidate, host, self._registry)
+            except OSError:
+                continue
+            logger.info("Statistics are served at http://%s:%d/metrics.", host, candidate)
+            return candidate
+        msg = f"npu_statlogger: no port of {host} from {port} to {port + _PORTS - 1} can be opened; name another."
+        raise OSError(msg)
+
+    def write(self, lines: Sequence[Line]) -> None:
+        """Count interval lines."""
+        self._families.add(lines)
+
+    def close(self) -> None:
+        """Unregister, and close the port."""
+        self._registry.unregister(self._families)
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join()
