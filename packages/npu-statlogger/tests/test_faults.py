@@ -14,10 +14,9 @@ import pytest
 
 from npu_statlogger.config import StatLoggerConfig
 from npu_statlogger.errors import ConfigError
-from npu_statlogger.jsonl import _BEGIN, LineWriter
+from npu_statlogger.jsonl import _BEGIN, LineWriter, encode
 from npu_statlogger.reading import files_of, read_lines
 from npu_statlogger.recorder import Recorder
-from npu_statlogger.sinks.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npu_statlogger.errors import ConfigError, FormatError
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.reading import read_snapshots
-from npu_statlogger.sinks.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 WRITE_FOREVER = """
 import json, sys
 from pathlib import Path
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 writer = LineWriter(Path(sys.argv[1]))
 while True:
     writer.append(json.dumps({"schema": "npu-statlogger/1", "start": 0, "end": 1, "processes": [], "models": ["x" * 300000], "engines": [0],

@@ -14,11 +14,10 @@ import pytest
 
 from npu_statlogger import jsonl
 from npu_statlogger.errors import ConfigError
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.lines import Run
 from npu_statlogger.reading import files_of, read_lines, read_snapshots
 from npu_statlogger.rotation import Rotation, rotated_files
-from npu_statlogger.sinks.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ APPEND = """
 import sys
 from collections import Counter
 from pathlib import Path
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.rotation import Rotation
-from npu_statlogger.sinks.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 writer = LineWriter(Path(sys.argv[1]), rotation=Rotation(size=4000))
 for _ in range(int(sys.argv[2])):

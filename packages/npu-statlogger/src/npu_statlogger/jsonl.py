@@ -12,6 +12,7 @@ are cut off: a tail that somebody else wrote is ended by a newline, and readers 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import time
@@ -24,7 +25,9 @@ from npu_statlogger.snapshot import SCHEMA
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LineWriter"]
+    from npu_statlogger.lines import Line
+
+__all__ = ["LineWriter", "encode"]
 
 _BLOCK = 1 << 16
 _BEGIN = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
@@ -125,6 +128,15 @@ class LineWriter:
             os.ftruncate(self._fd, end)
             raise
         self._introduced = True
+
+
+def encode(line: Line) -> bytes:
+    """Return a line as JSON with its newline.
+
+    Raises:
+        ValueError: a number in it is not finite, so that no JSON can say it.
+    """
+    return json.dumps(line.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _same_file(fd: int, path: Path) -> bool:

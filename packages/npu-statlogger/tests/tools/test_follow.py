@@ -91,7 +91,7 @@ def test_a_torn_line_that_the_next_writer_cuts_off_does_no_harm(write_run: Write
     follower.back(9)
     assert starts(follower) == [0]
     writer = LineWriter(path)
-    writer.append(json.loads(lines[2]))
+    writer.append(lines[2])
     writer.close()
     assert starts(follower) == [2]
     assert follower.damaged == 0
@@ -134,15 +134,16 @@ def run(*arguments: str, **options: object) -> subprocess.Popen[str]:
 
 
 def test_tail_follows_a_writer(write_run: Write, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in parts(write_run(lines=5))]
+    texts = parts(write_run(lines=5))
+    lines = [json.loads(text) for text in texts]
     path = tmp_path / "live"
     writer = LineWriter(path)
-    writer.append(*lines[:2])
+    writer.append(*texts[:2])
     tail = run("tail", "-f", "-n", "1", "--json", str(path))
     assert tail.stdout is not None
     assert json.loads(tail.stdout.readline()) == lines[1]
-    for line in lines[2:]:
-        writer.append(line)
+    for text, line in zip(texts[2:], lines[2:], strict=True):
+        writer.append(text)
         assert json.loads(tail.stdout.readline()) == line
     tail.send_signal(signal.SIGINT)
     assert tail.communicate(timeout=60) == ("", "")

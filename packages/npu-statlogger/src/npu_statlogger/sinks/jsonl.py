@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, ClassVar
 
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.rotation import Rotation
 from npu_statlogger.sinks.base import Sink
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from npu_statlogger.config import StatLoggerConfig
     from npu_statlogger.lines import Line, Run
 
-__all__ = ["JsonLines", "encode", "open_sink"]
+__all__ = ["JsonLines", "open_sink"]
 
 logger = logging.getLogger("vllm.npu_statlogger")
 
@@ -26,15 +25,6 @@ def open_sink(config: StatLoggerConfig, run: Run) -> JsonLines:
     assert config.path is not None
     rotation = Rotation(config.rotate_mib * 2**20, config.rotate_hours * 3600, config.keep, config.compress)
     return JsonLines(LineWriter(config.path, rotation=rotation, first=encode(run)))
-
-
-def encode(line: Line) -> bytes:
-    """Return a line as JSON with its newline.
-
-    Raises:
-        ValueError: a number in it is not finite, so that no JSON can say it.
-    """
-    return json.dumps(line.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 class JsonLines(Sink):

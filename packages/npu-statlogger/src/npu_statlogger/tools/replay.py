@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_statlogger.errors import InputError
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.sketch import Sketch
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools import names
@@ -165,7 +165,7 @@ def _flush(spans: ClientSpans, outcome: Outcome, writer: LineWriter | None, unti
         outcome.replayed.merge(snapshot)
         if writer is not None:
             try:
-                writer.append(snapshot.to_dict())
+                writer.append(encode(snapshot))
             except OSError as error:
                 msg = f"cannot write what the client saw: {error.strerror}."
                 raise InputError(msg) from error
