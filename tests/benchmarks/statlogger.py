@@ -63,11 +63,11 @@ def logger(**settings: object) -> NPUStatLogger:
 
 
 def records(running: int) -> tuple[SchedulerStats, IterationStats]:
-    """Return what vLLM records of one step that gave each running request a token and ended one in sixteen."""
+    """Return what vLLM records of one step that gave each running request a token and ended one in 128."""
     iteration = IterationStats()
     iteration.num_generation_tokens = running
     iteration.inter_token_latencies_iter = [random.lognormvariate(-4, 0.3) for _ in range(running)]
-    for number in range(max(1, running // 16)):
+    for number in range(max(1, running // 128)):
         iteration.time_to_first_tokens_iter.append(random.lognormvariate(-2, 0.3))
         request = RequestStateStats(num_generation_tokens=100, queued_ts=1.0, scheduled_ts=1.1, first_token_ts=1.2)
         iteration.update_from_finished_request(FinishReason.LENGTH, f"request-{number}", 128, 100, request)

@@ -33,6 +33,7 @@ def rates_of(batch: Batch) -> dict[str, float | None]:
 def test_an_iteration_gives_latencies_tokens_preemptions_and_finished_requests(iteration_stats: IterationStats) -> None:
     batch = Batch()
     fold_iteration(batch, iteration_stats)
+    batch.settle()
     assert batch.counters == {
         "generation_tokens": 3, "prompt_tokens": 100, "prompt_tokens_cached": 70, "num_preemptions": 1,
         "prompt_tokens_by_source.local_compute": 30, "prompt_tokens_by_source.local_cache_hit": 60,
@@ -100,6 +101,7 @@ def test_a_request_of_one_token_has_no_time_per_output_token(iteration_stats: It
     iteration_stats.finished_requests[0].mean_time_per_output_token = 0
     batch = Batch()
     fold_iteration(batch, iteration_stats)
+    batch.settle()
     assert "time_per_output_token_seconds" not in batch.values
     assert batch.values["request_time_per_output_token_seconds"] == [0]
 

@@ -110,6 +110,20 @@ def test_a_record_of_an_unknown_shape_is_counted_and_the_rest_goes_on(
     assert total(path).counters["request_success.length"] == 1
 
 
+def test_a_finished_request_of_an_unknown_shape_does_not_end_the_thread(
+    path: Path, iteration_stats: IterationStats
+) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    iteration_stats.finished_requests[0].num_cached_tokens = "many"
+    recorder.put(None, iteration_stats, None)
+    recorder._fold()
+    iteration_stats.finished_requests = []
+    recorder.put(None, iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["records_failed"] == 1
+    assert total(path).counters["generation_tokens"] >= 3
+
+
 def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iteration_stats: IterationStats) -> None:
     iteration_stats.time_to_first_tokens_iter = [0.5, float("nan")]
     recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")

@@ -65,6 +65,8 @@ class Batch:
     totals_nano: Counter[str] = field(default_factory=Counter)
     gauges: dict[str, tuple[float, float]] = field(default_factory=dict)
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    finished: list[Any] = field(default_factory=list)
+    """Finished requests that `settle` has yet to count: all at once is several times faster."""
 
     def count(self, name: str, amount: Any) -> None:
         """Add to a counter, or to a total if the amount is no whole number's type; 0 leaves no trace."""
@@ -79,10 +81,19 @@ class Batch:
             self.gauges[name] = (time, float(value))
 
     def add(self, name: str, values: Any) -> None:
-        """Add values to a distribution; None stands for a value that is not known."""
-        known = [value for value in values if value is not None]
-        if known:
-            self.values[name] += known
+        """Add values to a distribution."""
+        if len(values):
+            self.values[name] += values
+
+    def add_known(self, name: str, values: Any) -> None:
+        """Do as `add`; None stands for a value that is not known."""
+        self.add(name, [value for value in values if value is not None])
+
+    def settle(self) -> None:
+        """Count the finished requests; to be called once behind the last record."""
+        requests, self.finished = self.finished, []
+        if requests:
+            _fold_finished(self, requests)
 
 
 def fold_scheduler(batch: Batch, stats: Any, time: float = 0.0) -> None:
@@ -113,9 +124,7 @@ def fold_iteration(batch: Batch, stats: Any) -> None:
         batch.add("iteration_tokens_total", [prompt.computed + getattr(stats, "num_generation_tokens", 0)])
     for name, attribute in _ITERATION_SPREADS.items():
         batch.add(name, getattr(stats, attribute, ()))
-    requests = getattr(stats, "finished_requests", ())
-    if requests:
-        _fold_finished(batch, requests)
+    batch.finished += getattr(stats, "finished_requests", ())
 
 
 def fold_mm_cache(batch: Batch, stats: Any) -> None:
@@ -135,8 +144,9 @@ def _fold_load(batch: Batch, stats: Any, time: float) -> None:
         "kv_cache_usage_perc": getattr(stats, "kv_cache_usage", None),
     }
     for name, value in load.items():
-        batch.add(name, [value])
-        batch.gauge(name, value, time)
+        if value is not None:
+            batch.values[name].append(value)
+            batch.gauges[name] = (time, float(value))
     for stage, value in getattr(stats, "num_kv_fetch_reqs_by_stage", {}).items():
         batch.gauge(labelled("num_requests_kv_fetch_by_stage", stage), value, time)
     for name in ("running", "waiting"):
@@ -155,6 +165,8 @@ def _fold_cache(batch: Batch, name: str, stats: Any) -> None:
 
 
 def _fold_evictions(batch: Batch, events: Any) -> None:
+    if not events:
+        return
     batch.add("kv_block_lifetime_seconds", [event.lifetime_seconds for event in events])
     batch.add("kv_block_idle_before_evict_seconds", [event.idle_seconds for event in events])
     for event in events:
@@ -188,17 +200,17 @@ def _fold_execution(batch: Batch, stats: Any, time: float) -> None:
     batch.count("iteration_dummy_steps", int(getattr(details, "is_dummy", False)))
     batch.add("iteration_elapsed_seconds", [details.elapsed_ms / 1e3])
     for name in _DETAIL_SPREADS:
-        batch.add(f"iteration_{name}", [getattr(details, f"num_{name}", None)])
+        batch.add_known(f"iteration_{name}", [getattr(details, f"num_{name}", None)])
     for name in _DETAIL_COUNTERS:
         batch.count(f"iteration_{name}", getattr(details, f"num_{name}", 0))
 
 
 def _fold_finished(batch: Batch, requests: Any) -> None:
-    for request in requests:
+    for reason, number in Counter(getattr(request, "finish_reason", "unknown") for request in requests).items():
         # str() of vLLM's FinishReason is what the API answers: stop, length, abort, error, repetition.
-        batch.count(labelled("request_success", getattr(request, "finish_reason", "unknown")), 1)
+        batch.count(labelled("request_success", reason), number)
     for name, attribute in _FINISHED.items():
-        batch.add(name, [getattr(request, attribute, None) for request in requests])
+        batch.add_known(name, [getattr(request, attribute, None) for request in requests])
     per_token = [getattr(request, "mean_time_per_output_token", None) for request in requests]
     batch.add("time_per_output_token_seconds", [value for value in per_token if value])
     limits = [getattr(request, "max_tokens_param", None) for request in requests]

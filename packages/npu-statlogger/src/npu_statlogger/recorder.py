@@ -137,10 +137,8 @@ class Recorder:
         while self._queue:
             try:
                 lines += self._fold_one(batches, self._queue.popleft())
-            except Exception:  # a record of an unknown shape must not end the thread; the line says how many there were
-                if not self._read_failed:
-                    logger.exception("A record could not be read; the lines count such records as records_failed.")
-                self._read_failed = True
+            except Exception as error:  # noqa: BLE001 # a record of an unknown shape must not end the thread
+                self._tell_failure(error)
                 batches[None].counters["records_failed"] += 1
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
@@ -148,8 +146,18 @@ class Recorder:
         for engine, batch in batches.items():
             if engine not in self._spans:
                 self._spans[engine] = self._span(engine)
-            self._spans[engine].add(batch, engine)
+            try:
+                self._spans[engine].add(batch, engine)
+            except Exception as error:  # noqa: BLE001 # as above; what the finished requests hold is read here
+                self._tell_failure(error)
+                self._spans[None].counters["records_failed"] += 1
         self._give(lines)
+
+    def _tell_failure(self, error: Exception) -> None:
+        if not self._read_failed:
+            text = "A record could not be read; the lines count such records as records_failed."
+            logger.error(text, exc_info=error)
+        self._read_failed = True
 
     def _fold_one(
         self, batches: defaultdict[int | None, fold.Batch], record: Record | tuple[str, int]

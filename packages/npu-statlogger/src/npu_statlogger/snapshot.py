@@ -52,6 +52,7 @@ class Snapshot:
 
     def add(self, batch: Batch, engine: int | None = None) -> None:
         """Count what some steps brought; values that are no finite number are left out and counted as such."""
+        batch.settle()
         self.counters.update(batch.counters)
         self.totals_nano.update(batch.totals_nano)
         _keep_latest(self.gauges[NO_ENGINE if engine is None else str(engine)], batch.gauges)
