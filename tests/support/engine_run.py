@@ -103,7 +103,7 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
         llm.stop_profile()
     result = {
         "rounds": rounds,
-        "metrics": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
+        "metrics": _metrics(llm),
         "graphs_captured": sum(
             len(wrapper.concrete_cudagraph_entries)
             for wrapper in CUDAGraphWrapper._all_instances
@@ -114,6 +114,17 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     }
     llm.llm_engine.engine_core.shutdown()
     return result
+
+
+def _metrics(llm: Any) -> dict[str, float]:
+    """Return the metrics by name; one of several numbers as name[0], name[1] and so on."""
+    found = {}
+    for metric in llm.get_metrics():
+        if hasattr(metric, "value"):
+            found[metric.name] = metric.value
+        elif hasattr(metric, "values"):
+            found |= {f"{metric.name}[{place}]": value for place, value in enumerate(metric.values)}
+    return found
 
 
 def _look_at(model: Path) -> None:
@@ -138,10 +149,14 @@ def _generate(
 ) -> list[dict[str, Any]]:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import StructuredOutputsParams
 
     from tests.support.multimodal import prompt
 
-    parameters = SamplingParams(detokenize=False, ignore_eos=True, **sampling)
+    sampling = {"detokenize": False, "ignore_eos": True} | sampling
+    if "structured_outputs" in sampling:
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+    parameters = SamplingParams(**sampling)
     # an adapter has one number in all rounds
     requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
     inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]

@@ -28,6 +28,7 @@ __all__ = [
     "tiny_bert",
     "tiny_bloom",
     "tiny_deepseek_v2",
+    "tiny_deepseek_v3",
     "tiny_gemma2",
     "tiny_gemma3",
     "tiny_glm4_moe",
@@ -142,24 +143,32 @@ def tiny_bloom(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return _save(transformers.BloomConfig(**_TOKENS | shape | changes), folder, seed)
 
 
+_LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 48,
+    "head_dim": 64,
+    "first_k_dense_replace": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
 def tiny_deepseek_v2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """DeepSeek-V2: multi-head latent attention, keys wider than values; every layer's MLP is dense."""
-    special = {
-        "num_key_value_heads": 8,
-        "q_lora_rank": 96,
-        "kv_lora_rank": 256,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 48,
-        "head_dim": 64,
-        "first_k_dense_replace": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 64,
-        "tie_word_embeddings": False,
-    }
-    return _save(transformers.DeepseekV2Config(**_SHAPE | special | changes), folder, seed)
+    return _save(transformers.DeepseekV2Config(**_SHAPE | _LATENTS | changes), folder, seed)
+
+
+def tiny_deepseek_v3(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """DeepSeek-V3: as DeepSeek-V2; a layer after the last would be dense, too."""
+    special = {"first_k_dense_replace": 5, "n_group": 1, "topk_group": 1}
+    return _save(transformers.DeepseekV3Config(**_SHAPE | _LATENTS | special | changes), folder, seed)
 
 
 def tiny_bert(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

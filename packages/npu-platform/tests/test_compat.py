@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,3 +233,18 @@ def test_kernels_are_replaced_beside_modules_with_strange_objects(monkeypatch: p
     with pytest.raises(AttributeError):
         dispatcher._rebind_kernels([])
     compat.register_kernels({})
+
+
+def test_kernels_of_a_module_that_is_not_imported_yet_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a fresh worker; what launches a kernel holds it, too."""
+    import vllm
+
+    (tmp_path / "late_kernels.py").write_text(
+        "def kernel(x): ...\nclass Launcher: ...\nlauncher = Launcher()\nlauncher.kernel = kernel\n"
+    )
+    monkeypatch.setattr(vllm, "__path__", [*vllm.__path__, str(tmp_path)])
+    compat.register_kernels({"vllm.late_kernels.kernel": abs})
+    module = sys.modules.pop("vllm.late_kernels")
+    assert module.kernel(-1) == module.launcher.kernel(-1) == 1

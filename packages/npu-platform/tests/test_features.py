@@ -26,6 +26,16 @@ class LayerWithKernels(LayerWithState):
 
 
 def test_layers_with_a_state_need_kernels():
-    refuse_states_without_kernels({"attention": object(), "mixer": LayerWithKernels()})
+    refuse_states_without_kernels({"attention": object(), "mixer": LayerWithKernels()}, with_drafts=False)
     with pytest.raises(UnsupportedFeatureError, match="kind LayerWithState have no npu kernels"):
-        refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerWithState()})
+        refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerWithState()}, with_drafts=False)
+
+
+class LayerThatRollsBack(LayerWithKernels):
+    rolls_back = True
+
+
+def test_drafts_need_states_that_roll_back():
+    refuse_states_without_kernels({"mixer": LayerThatRollsBack()}, with_drafts=True)
+    with pytest.raises(UnsupportedFeatureError, match="states of LayerWithKernels cannot be rolled back"):
+        refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerThatRollsBack()}, with_drafts=True)

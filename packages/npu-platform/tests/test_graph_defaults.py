@@ -38,6 +38,11 @@ def test_steps_with_some_drafts_have_graphs(model: Path) -> None:
         assert batch.num_tokens < tokens + 17
 
 
+def test_the_largest_graph_holds_all_requests_with_their_drafts(model: Path) -> None:
+    compilation = configured(model, speculative_config=NGRAM, max_num_seqs=3).compilation_config
+    assert compilation.cudagraph_capture_sizes == [1, 2, 4, 8, 12]
+
+
 def test_without_drafts_decode_has_graphs(model: Path) -> None:
     compilation = configured(model).compilation_config
     assert compilation.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY

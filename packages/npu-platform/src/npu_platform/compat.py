@@ -124,6 +124,8 @@ def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:
     """
     from vllm.triton_utils import dispatcher
 
+    for name in bodies:  # imports the module, whose own references are to be replaced, too
+        dispatcher._resolve_kernel(name)
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
     rebind = reading(dispatcher._rebind_kernels, sys=types.SimpleNamespace(modules=modules))
     reading(dispatcher.register_kernels, _rebind_kernels=rebind)(bodies)

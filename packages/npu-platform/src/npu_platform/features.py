@@ -27,17 +27,25 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     _refuse(unsupported.refusals(vllm_config))
 
 
-def refuse_states_without_kernels(layers: Mapping[str, object]) -> None:
-    """Raise UnsupportedFeatureError if a layer of a loaded model keeps a state that no npu kernel updates."""
+def refuse_states_without_kernels(layers: Mapping[str, object], with_drafts: bool) -> None:
+    """Raise UnsupportedFeatureError if a layer of a loaded model keeps a state that no npu kernel updates.
+
+    With drafts a state must be kept for each token of a step, until it is known which of them are accepted.
+    """
     from vllm.model_executor.layers.mamba.abstract import MambaBase
 
-    kinds = {type(layer).__name__ for layer in layers.values() if isinstance(layer, MambaBase)}
-    kinds -= {type(layer).__name__ for layer in layers.values() if getattr(layer, "has_npu_kernels", False)}
+    kept = [layer for layer in layers.values() if isinstance(layer, MambaBase)]
+    kinds = {type(layer).__name__ for layer in kept}
+    kinds -= {type(layer).__name__ for layer in kept if getattr(layer, "has_npu_kernels", False)}
     if kinds:
         msg = (
             f"Layers of the kind {', '.join(sorted(kinds))} have no npu kernels: serve a model of Mamba, Mamba-2, "
             "short convolution or Qwen's gated delta net."
         )
+        raise UnsupportedFeatureError(msg)
+    kinds = {type(layer).__name__ for layer in kept if not getattr(layer, "rolls_back", False)}
+    if with_drafts and kinds:
+        msg = f"The states of {', '.join(sorted(kinds))} cannot be rolled back on npu: leave out --speculative-config."
         raise UnsupportedFeatureError(msg)
 
 

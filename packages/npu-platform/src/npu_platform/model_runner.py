@@ -74,7 +74,8 @@ class NPUModelRunner(GPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, then put npu graphs in the place of the CUDA ones; arguments are those of vLLM's runner."""
         super().load_model(*args, **kwargs)
-        refuse_states_without_kernels(self.compilation_config.static_forward_context)
+        with_drafts = self.speculative_config is not None
+        refuse_states_without_kernels(self.compilation_config.static_forward_context, with_drafts)
         if type(self.model) is CUDAGraphWrapper:
             self.model = NPUGraphWrapper(self.model.runnable, self.vllm_config, self.model.runtime_mode)
 
@@ -97,10 +98,14 @@ class NPUModelRunner(GPUModelRunner):
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
-        # vLLM tells a decode by its one token, but a prompt of one token has no state yet, which no graph knows.
+        # vLLM tells a decode by its number of tokens, but a prompt, or a part of one, may have as many. Graphs take it
+        # for a request that has a state, and with drafts for one whose tokens may not count.
         if self._has_states and kwargs.get("force_uniform_decode") is None:
-            begins = bool((self.input_batch.num_computed_tokens_cpu[:num_reqs] == 0).any())
-            kwargs["force_eager"] = kwargs.get("force_eager", False) or begins
+            computed = self.input_batch.num_computed_tokens_cpu[:num_reqs]
+            prompts = computed == 0
+            if self.num_spec_tokens:
+                prompts |= self.input_batch.num_tokens_no_spec[:num_reqs] > computed + 1
+            kwargs["force_eager"] = kwargs.get("force_eager", False) or bool(prompts.any())
         return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *args, **kwargs)
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:

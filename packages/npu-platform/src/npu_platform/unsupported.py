@@ -27,7 +27,8 @@ _GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n",
 _GPU_OFFLOADING = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 _GPU_CONNECTORS = ("SimpleCPUOffloadConnector", "HF3FSKVConnector", "MoRIIOConnector", "ExampleHiddenStatesConnector")
 _STATE_KERNELS = ("gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend")
-_SPECULATION = ("ngram",)
+_SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "custom_class")
+_OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
 _IMAGES = AttentionBackendEnum.TORCH_SDPA
 _SUM_OF_TWO = 2  # is the same in either order
 
@@ -98,8 +99,8 @@ def _media(media: MultiModalConfig) -> Iterator[str]:
 def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
     if not hasattr(torch.ops.npu_ops, "selective_scan"):
         yield f"State-space and linear-attention models need the kernels of npu-ops: {_way_to_ops()}."
-    if vllm_config.speculative_config is not None:
-        yield "The states of state-space models cannot be rolled back on npu: leave out --speculative-config."
+    if vllm_config.speculative_config is not None and not model.is_hybrid:
+        yield "vLLM rolls states back beside attention only: leave out --speculative-config, or serve a hybrid model."
     for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
         dtype = getattr(vllm_config.cache_config, name)
         if dtype not in ("auto", "float32", str(model.dtype).removeprefix("torch.")):
@@ -189,11 +190,20 @@ def _compilation(vllm_config: VllmConfig) -> Iterator[str]:
 
 def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
     if speculation.method not in _SPECULATION:
-        yield f"Speculation by {speculation.method!r} has no npu kernels yet: use {', '.join(_SPECULATION)} or none."
-    elif importlib.util.find_spec("numba") is None:
+        yield f"Speculation by {speculation.method!r} does not run on npu: use {', '.join(_SPECULATION)} or none."
+    elif speculation.method == "ngram" and importlib.util.find_spec("numba") is None:
         yield "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
-    if speculation.rejection_sample_method != "standard":
-        yield "Drafts are accepted by standard rejection sampling on npu: leave out rejection_sample_method."
+    head = speculation.draft_model_config.hf_config.model_type if speculation.method == "mtp" else None
+    if head in _OWN_PROPOSERS:
+        yield f"Heads of the kind {head} do not run on npu: leave out --speculative-config, or use ngram."
+    if speculation.parallel_drafting and speculation.method != "draft_model":
+        yield "Heads that draft in parallel do not run on npu: leave out parallel_drafting."
+    if speculation.moe_backend is not None:
+        yield "Experts are computed by npu-ops: leave out moe_backend in --speculative-config."
+    if speculation.enable_adaptive_verification or speculation.dspark_draft_topk is not None:
+        yield "Verification is not adaptive on npu: leave out enable_adaptive_verification and dspark_draft_topk."
+    if speculation.rejection_sample_method == "block":
+        yield "Blocks of drafts are verified by the V2 model runner only: leave out rejection_sample_method."
     if speculation.num_speculative_tokens_per_batch_size is not None:
         yield "The number of drafts is the same for any batch on npu: leave out num_speculative_tokens_per_batch_size."
 

@@ -192,10 +192,31 @@ def test_recovered_tokens_take_columns(dtype: torch.dtype, certain: bool, tokens
         assert output[row].item() == int((rest * noise[0]).argmax())
 
 
-def test_synthetic_mode_is_refused() -> None:
-    empty = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(UnsupportedFeatureError, match="synthetic"):
-        triton_bodies.rejection_greedy_sample(empty, empty, empty, empty, empty, None, 1, None, None, True)
+@settings(max_examples=60, deadline=None)
+@given(speculation, st.booleans(), st.integers(0, 2**31))
+def test_synthetic_acceptance(requests: list[tuple[int, bool]], greedy: bool, seed: int) -> None:
+    """A draft is accepted where its number is below the rate of its place, whatever the target says of it."""
+    torch.manual_seed(seed)
+    counts, batch = [count for count, _ in requests], len(requests)
+    tokens = sum(counts)
+    draft, other = torch.randint(-1, 4, (tokens,), dtype=torch.int32), torch.randint(5, 9, (tokens,))
+    bonus, rates = torch.randint(10, 20, (batch, 1)), torch.rand(4)
+    uniform, cumulative = torch.rand(tokens, dtype=torch.float64), torch.tensor(counts).cumsum(0).int()
+    output, chosen = torch.full((batch, 5), -1, dtype=torch.int32), torch.full((batch,), greedy)
+    if greedy:
+        triton_bodies.rejection_greedy_sample(output, cumulative, draft, other, bonus, chosen, 4, uniform, rates, True)
+    else:
+        target = torch.rand(tokens, 9)
+        triton_bodies.rejection_random_sample(
+            output, cumulative, draft, None, target, bonus, other.int(), uniform, chosen, 4, 9, rates, True, True
+        )
+    places = [place for count in counts for place in range(count)]
+    accepted = [
+        int(draft[token]) >= 0 and float(uniform[token]) < float(rates[place]) for token, place in enumerate(places)
+    ]
+    flat = bonus.flatten().tolist()
+    expected = reject_one_by_one(counts, accepted, draft.tolist(), other.tolist(), flat, [True] * batch, 5)
+    assert output.tolist() == expected
 
 
 def test_every_body_names_a_kernel_that_vllm_has() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,49 @@ class Part:
         return self.state_indices, self.query_start_loc, self.has_initial_state
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """Decodes with drafts: each token leaves a state in a slot of its own, until it is known which of them counts."""
+
+    slots: Tensor
+    """int32 [R, most tokens of a request]; 0 for padding."""
+    accepted: Tensor
+    """int [R]: how many of the tokens of the step before count, so that the state after the last of them goes on."""
+    query_start_loc: Tensor
+    """int32 [R + 1]"""
+
+    def update(
+        self, run: Callable[..., None], output: Tensor, inputs: tuple[Tensor, ...], states: tuple[Tensor, ...]
+    ) -> None:
+        """Write output [T, ...] token by token: run(output, *inputs, part) for the first of each request, and so on.
+
+        inputs: [T, ...]; states: [slots, ...]. A request with fewer tokens pads the rest with slot 0.
+        """
+        starts, tokens = self.query_start_loc[:-1].long(), torch.arange(output.shape[0], device=output.device)
+        lengths = self.query_start_loc.diff()
+        before = self.slots.gather(1, (self.accepted.long() - 1).clamp_min(0)[:, None])[:, 0]
+        outputs = []
+        for number, slot in enumerate(self.slots.unbind(1)):
+            is_padding = lengths <= number
+            now, before = slot.masked_fill(is_padding, 0), before.masked_fill(is_padding, 0)
+            for state in states:
+                state.index_copy_(0, now.long(), state[before.long()])
+            rows = (starts + number).clamp_max(output.shape[0] - 1)
+            outputs.append(output.new_empty(len(rows), *output.shape[1:]))
+            part = Part(slice(0, len(rows)), now, None, None)
+            run(outputs[-1], *(values[rows] for values in inputs), part)
+            before = now
+        request = torch.searchsorted(self.query_start_loc[1:], tokens.int(), right=True).clamp_max(len(starts) - 1)
+        place = (tokens - starts[request]).clamp_max(len(outputs) - 1)
+        output.copy_(torch.stack(outputs)[place, request])
+
+
 class LayerWithKernels(MambaBase):
     """What the layers below have in common."""
 
     has_npu_kernels = True
+    rolls_back = True
+    """Whether the states of drafts that are not accepted leave no trace."""
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         """Return what builds a step's metadata.
@@ -52,6 +91,8 @@ class LayerWithKernels(MambaBase):
 class NpuMambaMixer(LayerWithKernels, MambaMixer):
     """Mamba-1 on the kernels."""
 
+    rolls_back = False  # vLLM does not say of it how many drafts were accepted
+
     def forward_impl(self, hidden_states: Tensor, output: Tensor) -> None:
         """hidden_states: [T, H]; writes output [T, H]."""
         x, gate = self.in_proj(hidden_states)[0].chunk(2, dim=-1)
@@ -59,7 +100,7 @@ class NpuMambaMixer(LayerWithKernels, MambaMixer):
         if metadata is None:  # the memory profile, before there is a state
             output[:] = self.out_proj(x.contiguous())[0]
             return
-        conv_state, state = _conv_state(self), self.kv_cache[1]
+        conv_state, state = _conv_state(self, self.conv1d), self.kv_cache[1]
         scanned = torch.empty_like(x[: metadata.num_decode_tokens + metadata.num_prefill_tokens])
         for part in _parts(metadata):
             mixed = _convolve(self.conv1d, x[part.tokens], conv_state, part, self.activation)
@@ -93,24 +134,31 @@ class NpuMambaMixer2(LayerWithKernels, MambaMixer2):
         if metadata is None:
             output.zero_()
             return
-        conv_state, state = _conv_state(self), self.kv_cache[1]
-        groups = self.n_groups // self.tp_size
+        drafts, tokens = _drafts(metadata), metadata.num_decode_tokens
+        if drafts is not None:
+            states = _conv_state(self, self.conv1d), self.kv_cache[1]
+            drafts.update(self._scan, output[:tokens], (mixed[:tokens], dt[:tokens]), states)
         for part in _parts(metadata):
-            convolved = _convolve(self.conv1d, mixed[part.tokens], conv_state, part, self.activation)
-            x, b, c = self.split_hidden_states_B_C_fn(convolved)
-            ops.selective_scan(
-                output[part.tokens].unflatten(1, (-1, self.head_dim)),
-                x.unflatten(1, (-1, self.head_dim)),
-                dt[part.tokens],
-                self.A.data,
-                b.unflatten(1, (groups, -1)),
-                c.unflatten(1, (groups, -1)),
-                self.D.data,
-                self.dt_bias.data,
-                None,
-                state,
-                *part.requests(),
-            )
+            self._scan(output, mixed, dt, part)
+
+    def _scan(self, output: Tensor, mixed: Tensor, dt: Tensor, part: Part) -> None:
+        groups = self.n_groups // self.tp_size
+        conv_state = _conv_state(self, self.conv1d)
+        convolved = _convolve(self.conv1d, mixed[part.tokens], conv_state, part, self.activation)
+        x, b, c = self.split_hidden_states_B_C_fn(convolved)
+        ops.selective_scan(
+            output[part.tokens].unflatten(1, (-1, self.head_dim)),
+            x.unflatten(1, (-1, self.head_dim)),
+            dt[part.tokens],
+            self.A.data,
+            b.unflatten(1, (groups, -1)),
+            c.unflatten(1, (groups, -1)),
+            self.D.data,
+            self.dt_bias.data,
+            None,
+            self.kv_cache[1],
+            *part.requests(),
+        )
 
 
 @ShortConv.register_oot(name="ShortConv")
@@ -125,12 +173,19 @@ class NpuShortConv(LayerWithKernels, ShortConv):
         if metadata is None:
             output[:] = self.out_proj(c * inputs)[0]
             return
-        conv_state = _conv_state(self)
-        convolved = [
-            _convolve(self.conv, inputs[part.tokens], conv_state, part, activation=None) for part in _parts(metadata)
-        ]
+        convolved = [self._convolved(inputs, part) for part in _parts(metadata)]
+        drafts, tokens = _drafts(metadata), metadata.num_decode_tokens
+        if drafts is not None:
+            convolved.insert(0, torch.empty_like(inputs[:tokens]))
+            drafts.update(self._write_convolved, convolved[0], (inputs[:tokens],), (_conv_state(self, self.conv),))
         mixed = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         output[: mixed.shape[0]] = self.out_proj(c[: mixed.shape[0]] * mixed)[0]
+
+    def _convolved(self, inputs: Tensor, part: Part) -> Tensor:
+        return _convolve(self.conv, inputs[part.tokens], _conv_state(self, self.conv), part, activation=None)
+
+    def _write_convolved(self, output: Tensor, inputs: Tensor, part: Part) -> None:
+        output.copy_(self._convolved(inputs, part))
 
 
 @QwenGatedDeltaNetAttention.register_oot(name="QwenGatedDeltaNetAttention")
@@ -143,25 +198,31 @@ class NpuQwenGatedDeltaNetAttention(LayerWithKernels, QwenGatedDeltaNetAttention
         if metadata is None:
             return
         count = metadata.num_actual_tokens
-        prompts = metadata.num_prefills > 0
-        requests = metadata.num_decodes + metadata.num_prefills if prompts else count
-        part = Part(
-            slice(0, count),
-            metadata.non_spec_state_indices_tensor[:requests],
-            metadata.non_spec_query_start_loc[: requests + 1] if prompts else None,
-            metadata.has_initial_state[:requests] if prompts else None,
-        )
-        mixed = _convolve(self.conv1d, mixed_qkv[:count], _conv_state(self), part, self.activation)
-        ops.gated_delta_rule(
-            core_attn_out[:count],
-            mixed,
-            a[:count],
-            b[:count],
-            self.A_log.data,
-            self.dt_bias.data,
-            self.kv_cache[1],
-            *part.requests(),
-        )
+        inputs = mixed_qkv[:count], a[:count], b[:count]
+        if metadata.spec_sequence_masks is None:
+            prompts = metadata.num_prefills > 0
+            requests = metadata.num_decodes + metadata.num_prefills if prompts else count
+            part = _gated_part(metadata, count, requests, prompts)
+            self._apply_rule(core_attn_out[:count], *inputs, part)
+            return
+        drafts = Drafts(metadata.spec_state_indices_tensor, metadata.num_accepted_tokens, metadata.spec_query_start_loc)
+        states = _conv_state(self, self.conv1d), self.kv_cache[1]
+        if not metadata.num_prefills:
+            drafts.update(self._apply_rule, core_attn_out[:count], inputs, states)
+            return
+        drafted, others = metadata.spec_token_indx, metadata.non_spec_token_indx
+        outputs = [core_attn_out.new_empty(len(rows), *core_attn_out.shape[1:]) for rows in (drafted, others)]
+        drafts.update(self._apply_rule, outputs[0], tuple(values[drafted] for values in inputs), states)
+        part = _gated_part(metadata, len(others), metadata.num_prefills, prompts=True)
+        self._apply_rule(outputs[1], mixed_qkv[others], a[others], b[others], part)
+        for rows, output in zip((drafted, others), outputs, strict=True):
+            core_attn_out.index_copy_(0, rows.long(), output)
+
+    def _apply_rule(self, output: Tensor, mixed_qkv: Tensor, a: Tensor, b: Tensor, part: Part) -> None:
+        conv_state = _conv_state(self, self.conv1d)
+        mixed = _convolve(self.conv1d, mixed_qkv, conv_state, part, self.activation)
+        rates = self.A_log.data, self.dt_bias.data
+        ops.gated_delta_rule(output, mixed, a, b, *rates, self.kv_cache[1], *part.requests())
 
 
 @Mixer2RMSNormGated.register_oot(name="Mixer2RMSNormGated")
@@ -195,9 +256,9 @@ def _metadata_of(layer: Any) -> Any:
 
 
 def _parts(metadata: Any) -> Iterator[Part]:
-    """Yield the decodes and the prompts of a step; vLLM puts the decodes first."""
+    """Yield the decodes without drafts and the prompts of a step; vLLM puts the decodes first."""
     decodes, prompts = metadata.num_decode_tokens, metadata.num_prefill_tokens
-    if decodes:
+    if decodes and _drafts(metadata) is None:
         yield Part(slice(0, decodes), metadata.state_indices_tensor_d[:decodes, 0], None, None)
     if prompts:
         yield Part(
@@ -208,10 +269,31 @@ def _parts(metadata: Any) -> Iterator[Part]:
         )
 
 
-def _conv_state(layer: Any) -> Tensor:
-    """Return the convolution's state as [slots, channels, width - 1], however it is stored."""
+def _drafts(metadata: Any) -> Drafts | None:
+    """Return a step's decodes where a request may have drafts."""
+    if not metadata.num_decode_tokens or metadata.query_start_loc_d is None:
+        return None
+    return Drafts(metadata.state_indices_tensor_d, metadata.num_accepted_tokens, metadata.query_start_loc_d)
+
+
+def _gated_part(metadata: Any, tokens: int, requests: int, prompts: bool) -> Part:
+    """Return the requests without drafts of a gated delta net's step."""
+    return Part(
+        slice(0, tokens),
+        metadata.non_spec_state_indices_tensor[:requests],
+        metadata.non_spec_query_start_loc[: requests + 1] if prompts else None,
+        metadata.has_initial_state[:requests] if prompts else None,
+    )
+
+
+def _conv_state(layer: Any, conv: Any) -> Tensor:
+    """Return the state of the layer's convolution as [slots, channels, width - 1], however it is stored.
+
+    With drafts vLLM makes it longer, so that the inputs of all of them fit in; here they have slots of their own.
+    """
     state: Tensor = layer.kv_cache[0]
-    return state if is_conv_state_dim_first() else state.transpose(-1, -2)
+    state = state if is_conv_state_dim_first() else state.transpose(-1, -2)
+    return state[..., : conv.weight.shape[-1] - 1]
 
 
 def _convolve(conv: Any, x: Tensor, state: Tensor, part: Part, activation: str | None) -> Tensor:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Decode batch sizes to capture. Padding up to the next size costs little, because decode reads the weights once
+"""Tokens of the batches to capture. Padding up to the next size costs little, because decode reads the weights once
 whatever the batch; each further size costs start-up time."""
 
 
@@ -27,7 +27,7 @@ def apply_graph_defaults(vllm_config: VllmConfig) -> None:
         mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
         compilation.cudagraph_mode = CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY
     if compilation.cudagraph_capture_sizes is None and compilation.max_cudagraph_capture_size is None:
-        largest = vllm_config.scheduler_config.max_num_seqs
+        largest = vllm_config.scheduler_config.max_num_seqs * vllm_config.uniform_decode_query_len
         sizes = [size for size in _CAPTURE_SIZES if size < largest]
         compilation.cudagraph_capture_sizes = [*sizes, min(largest, _CAPTURE_SIZES[-1])]
 

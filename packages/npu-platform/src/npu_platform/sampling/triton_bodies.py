@@ -12,8 +12,10 @@ import torch
 
 from npu_platform import compat
 from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.sampling import draft_bodies
 
 _REJECTION = "vllm.v1.sample.rejection_sampler."
+_DRAFTS = "vllm.v1.spec_decode.utils."
 
 
 def register_triton_bodies() -> None:
@@ -79,12 +81,16 @@ def rejection_greedy_sample(
     """Accept each greedy request's drafts up to the first that differs from the target's argmax.
 
     output [batch, max_spec_len + 1]; the token at the first difference is the target's own, and a request whose
-    drafts are all accepted gets its bonus token.
+    drafts are all accepted gets its bonus token. In synthetic mode chance decides, by `synthetic_rates` [drafts].
     """
-    _refuse_synthetic(synthetic_mode)
-    accepted = draft == target_argmax
+    if synthetic_mode:
+        assert uniform is not None
+        assert synthetic_rates is not None
+        accepted = _accepted_by_chance(cu_num_draft_tokens, draft, uniform, synthetic_rates)
+    else:
+        accepted = draft == target_argmax
     rows = slice(None) if is_greedy is None else is_greedy
-    _write_accepted(output, cu_num_draft_tokens, accepted, target_argmax, target_argmax, bonus, rows)
+    _write_accepted(output, cu_num_draft_tokens, accepted, draft, target_argmax, bonus, rows)
 
 
 def rejection_random_sample(
@@ -103,12 +109,18 @@ def rejection_random_sample(
     no_draft_probs: bool,
     synthetic_mode: bool,
 ) -> None:
-    """Accept a draft with probability target / draft (Leviathan et al. 2023), else take the recovered token."""
-    _refuse_synthetic(synthetic_mode)
-    index = draft.long().clamp_min(0)[:, None]
-    target = target_probs.gather(1, index)[:, 0]
-    proposal = torch.ones_like(target) if draft_probs is None else draft_probs.gather(1, index)[:, 0]
-    accepted = (draft >= 0) & (proposal > 0) & (target / proposal >= uniform)
+    """Accept a draft with probability target / draft (Leviathan et al. 2023), else take the recovered token.
+
+    In synthetic mode drafts are accepted with the probabilities of `synthetic_rates` [drafts].
+    """
+    if synthetic_mode:
+        assert synthetic_rates is not None
+        accepted = _accepted_by_chance(cu_num_draft_tokens, draft, uniform, synthetic_rates)
+    else:
+        index = draft.long().clamp_min(0)[:, None]
+        target = target_probs.gather(1, index)[:, 0]
+        proposal = torch.ones_like(target) if draft_probs is None else draft_probs.gather(1, index)[:, 0]
+        accepted = (draft >= 0) & (proposal > 0) & (target / proposal >= uniform)
     _write_accepted(output, cu_num_draft_tokens, accepted, draft, recovered, bonus, ~is_greedy)
 
 
@@ -146,6 +158,10 @@ TRITON_BODIES: dict[str, Callable[..., None]] = {
     _REJECTION + "rejection_greedy_sample_kernel": rejection_greedy_sample,
     _REJECTION + "rejection_random_sample_kernel": rejection_random_sample,
     _REJECTION + "sample_recovered_tokens_kernel": sample_recovered_tokens,
+    _DRAFTS + "eagle_step_slot_mapping_metadata_kernel": draft_bodies.step_slot_mapping,
+    _DRAFTS + "eagle_prepare_inputs_padded_kernel": draft_bodies.tokens_to_sample,
+    _DRAFTS + "eagle_prepare_next_token_padded_kernel": draft_bodies.next_tokens,
+    _DRAFTS + "copy_and_expand_eagle_inputs_kernel": draft_bodies.expand_inputs,
 }
 """Kernel's qualified name in vLLM -> body. A V2 runner would share the table."""
 
@@ -184,7 +200,11 @@ def _write_accepted(
     output.copy_(torch.where(written & selected, values, output))
 
 
-def _refuse_synthetic(synthetic_mode: bool) -> None:
-    if synthetic_mode:
-        msg = "synthetic acceptance rates do not run on npu: leave out the synthetic rejection sampling setting."
-        raise UnsupportedFeatureError(msg)
+def _accepted_by_chance(
+    cu_num_draft_tokens: torch.Tensor, draft: torch.Tensor, uniform: torch.Tensor, rates: torch.Tensor
+) -> torch.Tensor:
+    """Return bool [tokens]: whether a draft's number is below the rate of its place; a padded draft, -1, never is."""
+    request = _request_of_token(cu_num_draft_tokens, draft.shape[0])
+    starts = torch.nn.functional.pad(cu_num_draft_tokens, (1, 0))
+    place = torch.arange(draft.shape[0], device=draft.device) - starts[request]
+    return (draft >= 0) & (uniform < rates[place])

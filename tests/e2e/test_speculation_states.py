@@ -1,0 +1,89 @@
+"""Speculation where layers keep a state: what goes on is the state after the last token that was accepted.
+
+Drafts are those of a class that repeats, accepted by chance at each place with another rate, so that a step goes on from
+any token of the step before; transformers must find the chosen tokens as likely.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.support import drafters, models
+from tests.support.engine_run import EngineRun, run_scenarios
+from tests.support.transformers_reference import assert_greedy, load, next_token_logprobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRAFTS = 3
+NEW = 1 + 3 * (DRAFTS + 1)
+GREEDY = {"temperature": 0.0, "max_tokens": NEW, "logprobs": 1}
+PROMPTS = models.prompt_token_ids([1, 4, 15, 17, 40, 300])  # one as long as a step with drafts
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 64 << 20,
+    "cudagraph_capture_sizes": [4, 32],
+}
+ECHO = {"method": "custom_class", "model": "tests.support.proposers.Echo", "num_speculative_tokens": DRAFTS}
+SYNTHETIC = {"rejection_sample_method": "synthetic"}
+BY_CHANCE = SYNTHETIC | {"synthetic_acceptance_rates": [0.8, 0.6, 0.4]}
+ALL_ACCEPTED = SYNTHETIC | {"synthetic_acceptance_length": DRAFTS + 1.0}
+HYBRIDS = ["granite_hybrid", "lfm2", "qwen3_next"]
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("targets")
+    made = {name: models.RECURRENT[name](folder / name) for name in HYBRIDS if name != "qwen3_next"}
+    return made | {"qwen3_next": folder / "qwen3_next"}
+
+
+@pytest.fixture(scope="module")
+def head(targets: dict[str, Path]) -> drafters.Drafter:
+    return drafters.qwen3_next_with_head(targets["qwen3_next"])
+
+
+@pytest.fixture(scope="module")
+def runs(
+    targets: dict[str, Path], head: drafters.Drafter, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, EngineRun]:
+    mtp = {"method": "mtp", "num_speculative_tokens": DRAFTS}
+    cases = {name: (targets[name], ECHO | BY_CHANCE) for name in HYBRIDS}
+    cases["mtp"] = targets["qwen3_next"], mtp
+    cases["mtp-accepted"] = targets["qwen3_next"], mtp | ALL_ACCEPTED
+    scenarios = [
+        {
+            "engine": {"model": str(target)} | ENGINE | {"speculative_config": speculation},
+            "rounds": [{"prompts": PROMPTS, "sampling": GREEDY}],
+        }
+        for target, speculation in cases.values()
+    ]
+    return dict(zip(cases, run_scenarios(tmp_path_factory.mktemp("runs"), scenarios), strict=True))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_of_accepted_tokens(name: str, targets: dict[str, Path], runs: dict[str, EngineRun]) -> None:
+    run = runs[name]
+    assert run.graphs_captured
+    drafted, accepted = (run.metrics[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("draft", "accepted"))
+    assert 0.2 < accepted / drafted < 0.9
+    for prompt, output in zip(PROMPTS, run.rounds[0], strict=True):
+        logprobs = next_token_logprobs(load(targets[name]), prompt, output["tokens"])
+        expected = logprobs.gather(1, torch.tensor(output["tokens"])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(output["logprobs"]), expected, atol=2e-3, rtol=0)
+
+
+def test_a_head_for_gated_delta_nets(
+    targets: dict[str, Path], head: drafters.Drafter, runs: dict[str, EngineRun]
+) -> None:
+    target = targets["qwen3_next"]
+    for prompt, output in zip(PROMPTS, runs["mtp"].tokens(0), strict=True):
+        assert_greedy(load(target), prompt, output)
+    for prompt, output in zip(PROMPTS, runs["mtp-accepted"].tokens(0), strict=True):
+        drafters.assert_drafted(target, head, prompt, output, DRAFTS)
