@@ -88,7 +88,7 @@ def test_a_damaged_line_is_named_and_left_out(
         file.write("{}\n")
     assert main(["summary", str(path), "--json"]) == 0
     output = capsys.readouterr()
-    assert f"{path}:2: left out" in output.err
+    assert f"{path}:3: left out" in output.err
     assert json.loads(output.out)["counters"]["generation_tokens"] == 3
 
 

@@ -81,6 +81,8 @@ def test_runs_of_a_client_are_compared(write: Callable, capsys: pytest.CaptureFi
     path = write()
     assert main(["diff", str(path), str(path)]) == 0
     assert "+0.0 %" in capsys.readouterr().out
+    assert main(["diff", str(path), str(path), "--json"]) == 0
+    assert min(json.loads(capsys.readouterr().out)["blocks"]) >= 8
 
 
 def test_a_damaged_result_is_named(write: Callable, bench_result: Callable, tmp_path: Path) -> None:

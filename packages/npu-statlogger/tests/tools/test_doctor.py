@@ -36,7 +36,7 @@ def test_a_good_file_has_no_problem(write_run: Write) -> None:
     path = write_run()
     assert problems(path) == {}
     found = details(path, NPU_STATLOGGER_PATH=str(path))
-    assert "a line every 10 s goes to" in found
+    assert f"figures of each 10 s go to path ({path})" in found
     assert "by host:4242, not of this machine" in found
     assert "days of lines" in found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
+from datetime import datetime
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -145,17 +147,24 @@ def test_days_of_lines_need_bounded_memory(make_load: type) -> None:
     assert peak < 240 * 5 * size * 1.2 + 5e6  # 5 latencies a span; the lines themselves would need six times as much
 
 
-def test_a_client_stands_beside_the_server(
+def test_a_client_stands_beside_what_the_server_did_in_the_same_time(
     write_run: Write, tmp_path: Path, bench_result: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def slow_before(batch: Batch, line: int, engine: int) -> None:
+        if line < 30:
+            batch.values[names.TTFT] = [9.0] * 20
+
     result = tmp_path / "result.json"
-    result.write_text(json.dumps(bench_result()))
-    assert main(["report", str(write_run()), str(result)]) == 0
-    text = capsys.readouterr().out
-    assert "vllm bench serve beside the server" in text
-    assert "time to first token, median" in text
+    end = datetime.fromtimestamp(1_795_376_400.0 + 400).astimezone()
+    result.write_text(json.dumps(bench_result() | {"date": end.strftime("%Y%m%d-%H%M%S"), "duration": 100.0}))
+    assert main(["report", str(write_run(change=slow_before)), str(result)]) == 0
+    rows = dict(re.findall(r"^(time to first token, \S+) +100 ms +(.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert set(rows) == {"time to first token, mean", "time to first token, median", "time to first token, p99"}
+    assert all(row.endswith("ms") for row in rows.values())
     assert main(["report", str(result)]) == 0
-    assert "requests finished" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "requests finished" in text
+    assert re.search(r"time to first token, median +100 ms +-$", text, re.MULTILINE)
 
 
 def test_an_unwritable_output_is_named(write_run: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

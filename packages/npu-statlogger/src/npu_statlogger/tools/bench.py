@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["client_percentiles", "is_result", "read_requests", "read_results", "read_snapshots"]
+__all__ = ["client_percentiles", "is_result", "read_requests", "read_results", "read_snapshots", "span_of"]
 
 _OPENING = 1 << 10
 _MARK = b'"endpoint_type"'
@@ -103,21 +103,36 @@ def client_percentiles(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {name: cuts for name, cuts in found.items() if cuts}
 
 
+def span_of(result: dict[str, Any]) -> tuple[float, float]:
+    """Return when a run began and ended, in seconds since the epoch.
+
+    Raises:
+        InputError: the result does not say.
+    """
+    try:
+        end = datetime.strptime(result["date"], "%Y%m%d-%H%M%S").astimezone().timestamp()
+        return end - float(result["duration"]), end
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"cannot read a result of `vllm bench serve`: a field is missing or wrong ({error!r})."
+        raise InputError(msg) from error
+
+
 def _snapshots(result: dict[str, Any]) -> Iterator[Snapshot]:
-    begin, end = _span(result)
+    begin, end = span_of(result)
     model, process = str(result["model_id"]), f"vllm bench serve {result['date']}"
-    whole = Snapshot(begin, end, processes={process}, models={model})
     batch = Batch()
     counts = {
         names.DRAFTED: result.get("spec_decode_draft_tokens", 0),
         names.ACCEPTED: result.get("spec_decode_accepted_tokens", 0),
         names.DRAFTS: result.get("spec_decode_num_drafts", 0),
     }
+    length = max(1.0, (end - begin) / _SPANS)
     if "ttfts" in result:
-        spans = ClientSpans(begin, max(1.0, (end - begin) / _SPANS), process, model)
+        spans = ClientSpans(begin, length, process, model)
         for request, gaps in zip(_requests(result), result["itls"], strict=True):
             spans.add(request, gaps)
         yield from spans.take(math.inf)
+        begin = max(begin, end - length)  # what is known of the whole alone is put to its end
     else:
         batch.values[names.E2E] = [seconds for seconds in result.get("latencies", ()) if seconds > 0]
         counts |= {
@@ -127,12 +142,13 @@ def _snapshots(result: dict[str, Any]) -> Iterator[Snapshot]:
             f"{names.FINISHED}{ERROR}": result.get("failed", 0),
         }
     batch.counters.update({name: int(count) for name, count in counts.items() if count})
+    whole = Snapshot(begin, end, processes={process}, models={model})
     whole.add(batch)
     yield whole
 
 
 def _requests(result: dict[str, Any]) -> Iterator[Request]:
-    begin, _ = _span(result)
+    begin, _ = span_of(result)
     first = min(result["start_times"], default=0.0)
     columns = ("start_times", "latencies", "ttfts", "input_lens", "output_lens", "errors")
     for start, latency, ttft, prompt, generated, error in zip(*(result[name] for name in columns), strict=True):
@@ -145,8 +161,3 @@ def _snapshot(result: dict[str, Any], begin: float, end: float, batch: Batch) ->
     snapshot = Snapshot(begin, end, processes={process}, models={str(result["model_id"])})
     snapshot.add(batch)
     return snapshot
-
-
-def _span(result: dict[str, Any]) -> tuple[float, float]:
-    end = datetime.strptime(result["date"], "%Y%m%d-%H%M%S").astimezone().timestamp()
-    return end - float(result["duration"]), end

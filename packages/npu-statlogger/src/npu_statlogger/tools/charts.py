@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npu_statlogger.tools import names
@@ -29,6 +30,9 @@ _MARKED = {
 }
 """Kind of finding -> titles of the plots that it is marked in."""
 
+_HARDLY_USED = 0.2
+"""A share that stays below this is drawn larger than on a scale up to 1."""
+
 Value = Callable[["Span"], float | None]
 
 
@@ -36,21 +40,21 @@ def plots(overview: Overview, findings: Sequence[Finding]) -> list[Plot]:
     """Return the plots that have something to show."""
     found = [*_throughput(overview), *_latencies(overview), *_load(overview), *_shares(overview), *_engines(overview)]
     return [
-        Plot(plot.title, plot.times, curves, plot.unit, _marks(plot.title, findings), plot.top)
+        replace(plot, curves=curves, marks=_marks(plot.title, findings))
         for plot in found
         if (curves := [curve for curve in plot.curves if any(value for value in curve.values)])
     ]
 
 
 def _throughput(overview: Overview) -> Iterator[Plot]:
-    spans, times = list(overview.timeline), _times(overview)
+    spans = list(overview.timeline)
     generated = Curve("generated", [span.rate(names.GENERATED) for span in spans], 0, area=True)
-    yield Plot(_GENERATED, times, (generated,), number)
+    yield _plot(overview, _GENERATED, (generated,), number)
     prompts = (
         Curve("computed", [span.rate(names.COMPUTED) for span in spans], 0, area=True),
         Curve("with cached ones", [span.rate("prompt_tokens") for span in spans], 3),
     )
-    yield Plot("prompt tokens per second", times, prompts, number)
+    yield _plot(overview, "prompt tokens per second", prompts, number)
 
 
 def _latencies(overview: Overview) -> Iterator[Plot]:
@@ -60,7 +64,7 @@ def _latencies(overview: Overview) -> Iterator[Plot]:
             Curve(label, [span.quantile(name, q) for span in spans], color)
             for color, (label, q) in enumerate(_PERCENTILES.items())
         ]
-        yield Plot(names.label(name), _times(overview), curves, duration)
+        yield _plot(overview, names.label(name), curves, duration)
 
 
 def _load(overview: Overview) -> Iterator[Plot]:
@@ -72,11 +76,12 @@ def _load(overview: Overview) -> Iterator[Plot]:
         _sum_of_engines(overview, name) if apart else [span.mean(name) for span in spans]
         for name in (names.RUNNING, names.WAITING)
     )
-    yield Plot(title, _times(overview), (Curve("running", running, 0, area=True), Curve("waiting", waiting, 1)), number)
+    yield _plot(overview, title, (Curve("running", running, 0, area=True), Curve("waiting", waiting, 1)), number)
     usage = Curve("mean", [span.mean(names.KV_USAGE) for span in spans], 0, area=True)
-    yield Plot(names.label(names.KV_USAGE), _times(overview), (usage,), _percent, top=1.0)
+    top = 1.0 if max((value or 0.0 for value in usage.values), default=0.0) > _HARDLY_USED else None
+    yield _plot(overview, names.label(names.KV_USAGE), (usage,), _percent, top=top)
     preempted = Curve("preemptions", [60 * span.rate(names.PREEMPTIONS) for span in spans], 1, area=True)
-    yield Plot("preemptions per minute", _times(overview), (preempted,), number)
+    yield _plot(overview, "preemptions per minute", (preempted,), number)
 
 
 def _shares(overview: Overview) -> Iterator[Plot]:
@@ -89,11 +94,11 @@ def _shares(overview: Overview) -> Iterator[Plot]:
         )
         for color, cache in enumerate(names.CACHES)
     ]
-    yield Plot("cache hits", _times(overview), hits, _percent, top=1.0)
+    yield _plot(overview, "cache hits", hits, _percent, top=1.0)
     accepted = Curve("accepted", [span.ratio(names.ACCEPTED, names.DRAFTED) for span in spans], 0, area=True)
-    yield Plot(names.label("draft_acceptance_rate"), _times(overview), (accepted,), _percent, top=1.0)
+    yield _plot(overview, names.label("draft_acceptance_rate"), (accepted,), _percent, top=1.0)
     length = Curve("tokens", [span.ratio(names.ACCEPTED, names.DRAFTS) for span in spans], 0, area=True)
-    yield Plot("tokens accepted per draft", _times(overview), (length,), number)
+    yield _plot(overview, "tokens accepted per draft", (length,), number)
 
 
 def _engines(overview: Overview) -> Iterator[Plot]:
@@ -110,7 +115,7 @@ def _engines(overview: Overview) -> Iterator[Plot]:
         curves = [
             Curve(f"engine {engine}", _of_engine(overview, engine, value), color) for color, engine in enumerate(shown)
         ]
-        yield Plot(title, _times(overview), curves, number)
+        yield _plot(overview, title, curves, number)
 
 
 def _of_engine(overview: Overview, engine: int, value: Value) -> list[float | None]:
@@ -132,8 +137,11 @@ def _sum_of_engines(overview: Overview, name: str) -> list[float | None]:
     return sums
 
 
-def _times(overview: Overview) -> list[float]:
-    return [span.start + overview.timeline.width / 2 for span in overview.timeline]
+def _plot(
+    overview: Overview, title: str, curves: Sequence[Curve], unit: Callable[[float], str], top: float | None = None
+) -> Plot:
+    width = overview.timeline.width
+    return Plot(title, [span.start + width / 2 for span in overview.timeline], curves, unit, width, top=top)
 
 
 def _marks(title: str, findings: Sequence[Finding]) -> list[tuple[float, float, str]]:
@@ -141,4 +149,4 @@ def _marks(title: str, findings: Sequence[Finding]) -> list[tuple[float, float, 
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.3g} %"

@@ -43,11 +43,14 @@ FEWEST_BLOCKS = 8
 """With fewer there is no interval: too little is known of how the figures vary."""
 
 _SPANS = 128
+_LARGE = 11.0
+"""Ratios from here on are not told apart."""
+
 _DRAWS = 2000
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _RATES = {
     "generation_tokens_per_second": (names.GENERATED, None),
-    "prompt_tokens_computed_per_second": (names.COMPUTED, None),
+    "prompt_tokens_total_per_second": ("prompt_tokens", None),
     "requests_per_second": (names.FINISHED, None),
     "prefix_cache_hit_rate": ("prefix_cache_hits", "prefix_cache_queries"),
     "external_prefix_cache_hit_rate": ("external_prefix_cache_hits", "external_prefix_cache_queries"),
@@ -251,4 +254,6 @@ def _student(z: float, freedom: int) -> float:
 
 
 def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+    if ratio is None:
+        return "-"
+    return f"{100 * (ratio - 1):+.1f} %" if ratio < _LARGE else f"> {100 * (_LARGE - 1):+.0f} %"

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_statlogger.config import StatLoggerConfig
+from npu_statlogger.config import SINKS, StatLoggerConfig
 from npu_statlogger.errors import ConfigError, InputError
 from npu_statlogger.lines import Line
 from npu_statlogger.snapshot import SCHEMA, Snapshot
@@ -118,10 +118,11 @@ def _settings(environ: Mapping[str, str]) -> tuple[StatLoggerConfig | None, Find
         config = StatLoggerConfig.read({}, environ)
     except ConfigError as error:
         return None, Finding("settings", False, str(error), "mend the variable that is named.")
-    if config.path is None:
-        detail = "no NPU_STATLOGGER_PATH here: the logger is off, unless --additional-config names a path"
+    if not config.on:
+        detail = "no NPU_STATLOGGER_PATH here: the logger is off, unless --additional-config names a place"
         return config, Finding("settings", True, detail)
-    return config, Finding("settings", True, f"a line every {duration(config.interval)} goes to {config.path}")
+    places = ", ".join(f"{name} ({getattr(config, name)})" for name in SINKS if getattr(config, name))
+    return config, Finding("settings", True, f"figures of each {duration(config.interval)} go to {places}")
 
 
 def _file(file: Path) -> Iterator[Finding]:

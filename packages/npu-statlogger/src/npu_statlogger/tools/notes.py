@@ -40,7 +40,7 @@ _HIT_FALL = 0.5
 """Part of the ordinary hit rate that is left, where at least _HIT_SHARE had hit and _HIT_QUERIES were asked."""
 
 _HIT_SHARE = 0.1
-_HIT_QUERIES = 1000
+_HIT_QUERIES = 200
 _QUEUE_GROWTH = 4.0
 """Requests wait this many times longer than they ordinarily do, and more wait than run."""
 

@@ -16,6 +16,7 @@ from npu_statlogger.lines import Note
 from npu_statlogger.snapshot import QUANTILES, Snapshot
 from npu_statlogger.tools import bench, names
 from npu_statlogger.tools.arguments import add_files, write_text
+from npu_statlogger.tools.beside import Client, beside
 from npu_statlogger.tools.charts import plots
 from npu_statlogger.tools.overview import Overview
 from npu_statlogger.tools.page import Section, page
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _BARS = 60
-_CLIENT = {"ttft": names.TTFT, "tpot": names.TPOT, "itl": names.ITL, "e2el": names.E2E}
-"""Name in a result of `vllm bench serve` -> ours."""
-
-_CUTS = {"mean": None, "median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def add(commands: Commands) -> None:
@@ -46,34 +43,37 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    overview, results, left_out = _read(options.files)
+    overview, clients, left_out = _read(options.files)
     if options.json:
         print(json.dumps(_data(overview, left_out)))
     elif options.html:
-        write_text(options.html, _html(overview, results, left_out, options.title))
+        write_text(options.html, _html(overview, clients, left_out, options.title))
         print(f"npu-stat: {options.html} is written.", file=sys.stderr)
     else:
-        print("\n".join(_text(overview, results)))
+        print("\n".join(_text(overview, clients)))
     return 0
 
 
-def _read(files: Sequence[Path]) -> tuple[Overview, list[dict[str, Any]], dict[str, int]]:
+def _read(files: Sequence[Path]) -> tuple[Overview, list[Client], dict[str, int]]:
     """Read lines into an overview; results of a client stand beside them, or are it where there are no lines."""
     try:
-        clients = [file for file in files if bench.is_result(file)]
+        results = [file for file in files if bench.is_result(file)]
+        clients = [Client(result) for file in results for result in bench.read_results(file)]
     except OSError as error:
         raise open_error(error) from error
-    lines = [file for file in files if file not in clients]
-    reading, overview = Reading(lines or clients), Overview()
+    lines = [file for file in files if file not in results]
+    reading, overview = Reading(lines or results), Overview()
     for line in reading:
         if isinstance(line, Snapshot):
             overview.add(line)
+            for client in clients if lines else ():
+                client.add(line)
         elif isinstance(line, Note):
             overview.add_note(line)
     if not overview.lines:
         msg = "the files hold no interval line yet; the first comes after NPU_STATLOGGER_INTERVAL seconds of traffic."
         raise InputError(msg)
-    return overview, [result for file in clients for result in bench.read_results(file)], dict(reading.left_out)
+    return overview, clients, dict(reading.left_out)
 
 
 def _data(overview: Overview, left_out: dict[str, int]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _data(overview: Overview, left_out: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _html(overview: Overview, results: list[dict[str, Any]], left_out: dict[str, int], title: str) -> str:
+def _html(overview: Overview, clients: Sequence[Client], left_out: dict[str, int], title: str) -> str:
     findings = overview.findings()
     lost = ", ".join(f"{count} {kind}" for kind, count in left_out.items())
     footer = (
@@ -97,11 +97,11 @@ def _html(overview: Overview, results: list[dict[str, Any]], left_out: dict[str,
         + (f" Lines left out: {lost}." if lost else "")
     )
     shown = title or " ".join(sorted(overview.whole.models)) or "vLLM"
-    tables = list(_tables(overview, results))
+    tables = list(_tables(overview, clients))
     return page(shown, _origin(overview), list(_cards(overview)), findings, plots(overview, findings), tables, footer)
 
 
-def _text(overview: Overview, results: list[dict[str, Any]]) -> Iterator[str]:
+def _text(overview: Overview, clients: Sequence[Client]) -> Iterator[str]:
     yield from (" ".join(sorted(overview.whole.models)), *_origin(overview), "")
     yield from table(("", "", ""), list(_cards(overview)))[1:]
     findings = overview.findings()
@@ -110,7 +110,7 @@ def _text(overview: Overview, results: list[dict[str, Any]]) -> Iterator[str]:
         yield from (f"  {clock(finding.start)}  {finding.text}" for finding in findings)
     yield from ("", "Over time:")
     yield from _sparklines(plots(overview, ()))
-    for title, heads, rows in _tables(overview, results):
+    for title, heads, rows in _tables(overview, clients):
         yield from ("", f"{title}:", *table(heads, rows))
 
 
@@ -121,7 +121,12 @@ def _sparklines(shown: Sequence[Plot]) -> Iterator[str]:
             if not curve.faint and curve.label != "p90":
                 top = max(value for value in curve.values if value is not None)
                 rows.append(
-                    (plot.title, curve.label, sparkline(curve.values, _BARS, plot.top), f"max {plot.unit(top)}")
+                    (
+                        plot.title,
+                        curve.label,
+                        sparkline(plot.times, curve.values, _BARS, top=plot.top, span=plot.span),
+                        f"max {plot.unit(top)}",
+                    )
                 )
     yield from table(("", "", "", ""), rows, left=3)[1:]
 
@@ -159,10 +164,10 @@ def _cards(overview: Overview) -> Iterator[tuple[str, str, str]]:
             yield label, number(many), ""
 
 
-def _tables(overview: Overview, results: list[dict[str, Any]]) -> Iterator[Section]:
+def _tables(overview: Overview, clients: Sequence[Client]) -> Iterator[Section]:
     whole = overview.whole
-    if results:
-        yield _beside(whole if whole.engines else None, results)
+    if clients:
+        yield beside(clients)
     heads = ("", "count", "mean", *QUANTILES, "max")
     known = [*names.LATENCIES, *names.LOAD]
     order = sorted(whole.distributions, key=lambda name: (known.index(name) if name in known else len(known), name))
@@ -181,7 +186,32 @@ def _tables(overview: Overview, results: list[dict[str, Any]]) -> Iterator[Secti
     yield "Distributions", heads, rows
     if len(overview.engines) > 1:
         yield _by_engine(overview)
-    yield "Counters", ("", "in all"), [(name, f"{count:,}") for name, count in sorted(whole.counters.items()) if count]
+    positions = _by_position(whole)
+    if positions:
+        yield "Drafts, by position", ("position", "accepted"), positions
+    counted = [(name, f"{count:,}") for name, count in sorted(whole.counters.items()) if count]
+    yield (
+        "Counters",
+        ("", "in all"),
+        counted + [(name, number(whole.total(name))) for name in sorted(whole.totals_nano)],
+    )
+    gauges = sorted({name for engine in whole.gauges.values() for name in engine})
+    if gauges:
+        heads = ("", *(f"engine {engine}" if engine else "no engine" for engine in sorted(whole.gauges)))
+        latest = [(name, *(_latest(whole, name, engine) for engine in sorted(whole.gauges))) for name in gauges]
+        yield "Gauges at the end", heads, latest
+
+
+def _by_position(whole: Snapshot) -> list[tuple[str, str]]:
+    """Return for each position of a draft which part of the drafts was accepted there."""
+    prefix, drafts = "spec_decode_num_accepted_tokens_per_pos.", whole.counters[names.DRAFTS]
+    found = {int(name.removeprefix(prefix)): count for name, count in whole.counters.items() if name.startswith(prefix)}
+    return [(str(position), figure("_rate", count / drafts)) for position, count in sorted(found.items()) if drafts]
+
+
+def _latest(whole: Snapshot, name: str, engine: str) -> str:
+    known = whole.gauges[engine].get(name)
+    return "-" if known is None else figure(name, known[1])
 
 
 def _by_engine(overview: Overview) -> Section:
@@ -200,27 +230,3 @@ def _by_engine(overview: Overview) -> Section:
     more = len(overview.whole.engines) - len(rows)
     heads = ("", "running", "waiting", "KV cache", "tokens/s", "first token p99", "between tokens p99", "preemptions")
     return f"Engines{f', {more} more in the sums alone' if more else ''}", heads, rows
-
-
-def _beside(whole: Snapshot | None, results: list[dict[str, Any]]) -> Section:
-    """Return the client's own figures, and beside them the server's where its lines are there."""
-    rows = []
-    for index, result in enumerate(results, start=1):
-        run = f"run {index}: " if len(results) > 1 else ""
-        for name, cuts in bench.client_percentiles(result).items():
-            ours = _CLIENT.get(name, name)
-            for cut, client in cuts.items():
-                rows.append((f"{run}{names.label(ours)}, {cut}", duration(client), _server(whole, ours, cut)))
-        rate = whole.rates()["generation_tokens_per_second"] if whole is not None else None
-        rows.append((f"{run}tokens generated per second", number(result.get("output_throughput", 0)), figure("", rate)))
-    if whole is None:
-        return "As vllm bench serve counts", ("", "client"), [row[:2] for row in rows]
-    return "vllm bench serve beside the server", ("", "client", "server"), rows
-
-
-def _server(whole: Snapshot | None, name: str, cut: str) -> str:
-    sketch = whole.distributions.get(name) if whole is not None else None
-    if sketch is None:
-        return "-"
-    rank = _CUTS[cut]
-    return figure("_seconds", sketch.mean if rank is None else sketch.quantile(rank))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 
 from npu_statlogger.tools.text import clock
 
@@ -18,7 +17,7 @@ __all__ = ["Curve", "Plot", "draw"]
 Points = Sequence[float | None]
 
 _WIDTH, _HEIGHT = 560, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 20, 10, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 20, 12, 24
 _DECADES_FOR_LOG = 1.5
 
 
@@ -41,6 +40,9 @@ class Plot:
     times: Sequence[float]
     curves: Sequence[Curve]
     unit: Callable[[float], str]
+    span: float
+    """Seconds that a point stands for."""
+
     marks: Sequence[tuple[float, float, str]] = ()
     """Stretches of time to mark, with what they mean."""
 
@@ -52,11 +54,11 @@ def draw(plot: Plot) -> str:
     """Return the plot as an SVG element."""
     values = [value for curve in plot.curves for value in curve.values if value is not None]
     scale = _Scale(values, plot.top, logarithmic=plot.top is None and not any(curve.area for curve in plot.curves))
-    times = _Times(plot.times)
+    times = _Times(plot.times, plot.span)
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(plot.title)}">',
         *(_mark(times, *mark) for mark in plot.marks),
-        *([f'<text x="{_LEFT + 6}" y="{_TOP + 10}">logarithmic</text>'] if scale.logarithmic else []),
+        *([f'<text x="{_WIDTH - _RIGHT}" y="8" text-anchor="end">logarithmic</text>'] if scale.logarithmic else []),
         *(_level(scale, value, plot.unit(value)) for value in scale.ticks()),
         *(_moment(times, when, text) for when, text in times.ticks()),
         *(_curve(curve, times, scale) for curve in plot.curves),
@@ -99,9 +101,9 @@ class _Scale:
 class _Times:
     """Maps times to the width of the plot."""
 
-    def __init__(self, times: Sequence[float]) -> None:
+    def __init__(self, times: Sequence[float], span: float) -> None:
         self.all = times
-        self.gap = min((b - a for a, b in pairwise(times)), default=1.0)
+        self.gap = span
         self.first, self.last = times[0] - self.gap / 2, times[-1] + self.gap / 2
 
     def x(self, when: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,19 +55,26 @@ def clock(when: float, *, day: bool = True) -> str:
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S" if day else "%H:%M:%S")
 
 
-def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """Return `values` as bars from 0 to `top`, or to their largest, in at most `width` characters; spaces for None."""
-    if not values:
+def sparkline(
+    times: Sequence[float], values: Sequence[float | None], cells: int, *, top: float | None = None, span: float = 1.0
+) -> str:
+    """Return bars from 0 to `top`, or to the largest, over time; a space where there is no value.
+
+    `times` ascend; each value holds for `span` seconds from its time on.
+    """
+    if not times:
         return ""
-    cells = min(width, len(values))
-    edges = [round(i * len(values) / cells) for i in range(cells + 1)]
-    means = [
-        _mean([value for value in values[low:high] if value is not None and not math.isnan(value)])
-        for low, high in pairwise(edges)
-    ]
-    if top is None:
-        top = max((mean for mean in means if mean is not None), default=0.0)
-    return "".join(" " if mean is None else _BARS[0 if top <= 0 else min(7, int(mean / top * 7.999))] for mean in means)
+    length = times[-1] + span - times[0]
+    cells = min(cells, round(length / span))
+    groups: list[list[float]] = [[] for _ in range(cells)]
+    for when, value in zip(times, values, strict=True):
+        if value is not None and not math.isnan(value):
+            groups[min(cells - 1, int((when - times[0] + span / 2) / length * cells))].append(value)
+    means = [sum(group) / len(group) if group else None for group in groups]
+    largest = top or max((mean for mean in means if mean is not None), default=0.0)
+    return "".join(
+        " " if mean is None else _BARS[0 if largest <= 0 else min(7, int(mean / largest * 7.999))] for mean in means
+    )
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
@@ -82,7 +88,3 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1)
         ).rstrip()
         for line in lines
     ]
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

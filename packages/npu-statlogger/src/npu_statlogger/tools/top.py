@@ -18,7 +18,7 @@ from npu_statlogger.tools import names
 from npu_statlogger.tools.arguments import refuse_without, seconds, write_text
 from npu_statlogger.tools.follow import Follower, time_of
 from npu_statlogger.tools.notes import Finding, find
-from npu_statlogger.tools.text import clock, duration, figure, number, sparkline
+from npu_statlogger.tools.text import clock, duration, figure, sparkline
 from npu_statlogger.tools.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def render(window: Window, now: float, width: int) -> RenderableType:
         (f"   last line {duration(age)} ago" + (": silent" if silent else ""), "bold red" if silent else "dim"),
     )
     spans = list(window.timeline)
-    parts: list[RenderableType] = [head, "", _load(window, spans, width), "", _latencies(spans, width)]
+    parts: list[RenderableType] = [head, "", _load(window, spans, width), "", _latencies(window, spans, width)]
     if len(window.engines) > 1:
         parts += ["", _engines(window, width)]
     findings = window.findings()
@@ -134,7 +134,9 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     console = Console()
     if options.once:
-        console.print(render(window, time.time(), console.width))
+        with console.capture() as captured:  # rich itself would end the process where nobody reads on
+            console.print(render(window, time.time(), console.width))
+        print(captured.get(), end="")
         return 0
     if not console.is_terminal:
         msg = "`npu-stat top` needs a terminal; use `npu-stat top --once` or `npu-stat tail -f`."
@@ -176,13 +178,13 @@ def _load(window: Window, spans: Sequence[Span], width: int) -> Table:
     for label, unit, values in rows:
         known = [value for value in values if value is not None]
         if known and (any(known) or label in ("running", "waiting")):
-            cells = (figure(unit, values[-1]), figure(unit, sum(known) / len(known)))
+            cells = (figure(unit, known[-1]), figure(unit, sum(known) / len(known)))
             top = 1.0 if unit == "_rate" else None
-            table.add_row(label, *cells, sparkline(values, _bars(width, 2), top))
+            table.add_row(label, *cells, _line(window.timeline, values, _bars(width, 2), top))
     return table
 
 
-def _latencies(spans: Sequence[Span], width: int) -> Table:
+def _latencies(window: Window, spans: Sequence[Span], width: int) -> Table:
     """Percentiles of the window, and the 99th over time."""
     table = _grid("", "p50", "p90", "p99", "p99 now", "p99 over time")
     for name in names.LATENCIES:
@@ -193,7 +195,9 @@ def _latencies(spans: Sequence[Span], width: int) -> Table:
         if whole.count:
             p99 = [span.quantile(name, 0.99) for span in spans]
             cells = [duration(whole.quantile(q)) for q in (0.5, 0.9, 0.99)]
-            table.add_row(names.label(name), *cells, figure(name, p99[-1]), sparkline(p99, _bars(width, 4)))
+            table.add_row(
+                names.label(name), *cells, figure(name, _latest(p99)), _line(window.timeline, p99, _bars(width, 4))
+            )
     return table
 
 
@@ -202,11 +206,17 @@ def _engines(window: Window, width: int) -> Table:
     for engine, timeline in sorted(window.engines.items()):
         spans = list(timeline)
         rates = [span.rate(names.GENERATED) for span in spans]
-        cells = [figure(name, spans[-1].mean(name)) for name in names.LOAD] if spans else ["-"] * 3
-        table.add_row(
-            f"engine {engine}", *cells, number(rates[-1]) if rates else "-", sparkline(rates, _bars(width, 4))
-        )
+        cells = [figure(name, _latest([span.mean(name) for span in spans])) for name in names.LOAD]
+        table.add_row(f"engine {engine}", *cells, figure("", _latest(rates)), _line(timeline, rates, _bars(width, 4)))
     return table
+
+
+def _line(timeline: Timeline, values: Sequence[float | None], cells: int, top: float | None = None) -> str:
+    return sparkline([span.start for span in timeline], values, cells, top=top, span=timeline.width)
+
+
+def _latest(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def _grid(*heads: str) -> Table:
