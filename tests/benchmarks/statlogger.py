@@ -75,26 +75,32 @@ def records(running: int) -> tuple[SchedulerStats, IterationStats]:
 
 
 def calls(folder: Path, steps: int = 20_000) -> str:
-    """Return a table of the median and P99 of record(), on and off in turns."""
-    rows = ["| running requests | off: median us | P99 us | on: median us | P99 us |", "|---|---|---|---|---|"]
+    """Return a table of the times of record(), on and off in turns: in a loop, and of the first call after a pause."""
+    heads = [f"{name}, us: {column}" for name in ("off", "on") for column in ("median", "P99", "after a pause")]
+    rows = [f"| running requests | {' | '.join(heads)} |", "|---" * 7 + "|"]
     for running in RUNNING:
         contestants = {"off": logger(), "on": logger(path=str(folder / f"calls-{running}.jsonl"))}
-        times: dict[str, list[int]] = {name: [] for name in contestants}
+        times: dict[str, list[list[int]]] = {name: [] for name in contestants}
         made = [records(running) for _ in range(100)]
         for number in range(steps // 100):
             for name in abba(list(contestants), number):
-                for stats in made:
-                    begin = time.perf_counter_ns()
-                    contestants[name].record(*stats)
-                    times[name].append(time.perf_counter_ns() - begin)
                 time.sleep(0.01)  # as between steps; the queue stays short
+                times[name].append([timed(contestants[name], *stats) for stats in made])
         for each in contestants.values():
             each.close()
-        figures = [
-            f"{cut / 1e3:.2f}" for name in ("off", "on") for cut in (median(times[name]), quantile(times[name], 0.99))
-        ]
-        rows.append(f"| {running} | {' | '.join(figures)} |")
+        figures = []
+        for name in ("off", "on"):
+            loop = [call for turn in times[name] for call in turn[1:]]
+            figures += [median(loop), quantile(loop, 0.99), median([turn[0] for turn in times[name]])]
+        rows.append(f"| {running} | {' | '.join(f'{figure / 1e3:.2f}' for figure in figures)} |")
     return "\n".join(rows)
+
+
+def timed(contestant: NPUStatLogger, scheduler: SchedulerStats, iteration: IterationStats) -> int:
+    """Return how long a call takes, in nanoseconds."""
+    begin = time.perf_counter_ns()
+    contestant.record(scheduler, iteration)
+    return time.perf_counter_ns() - begin
 
 
 def folding(folder: Path, seconds: float) -> str:

@@ -15,15 +15,28 @@ from tests.support.vllm_process import run_module, run_program
 REQUESTS, TOKENS = 6, 9
 
 OFFLINE = f"""
-import sys
+import pathlib, shutil, sys
 from vllm import LLM, SamplingParams
 from npu_statlogger import attach
 
+folder = pathlib.Path(sys.argv[2])
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, max_model_len=256, enforce_eager=True, disable_log_stats=False)
-logger = attach(llm, path=sys.argv[2], requests=1.0)
-sampling = SamplingParams(max_tokens={TOKENS}, ignore_eos=True, detokenize=False)
-llm.generate([{{"prompt_token_ids": [3, 4, 5 + number]}} for number in range({REQUESTS})], sampling)
+sampling = SamplingParams(max_tokens={TOKENS}, ignore_eos=True, detokenize=False, temperature=0)
+prompts = [{{"prompt_token_ids": [3, 4, 5 + number]}} for number in range({REQUESTS})]
+
+def tokens():
+    return [answer.outputs[0].token_ids for answer in llm.generate(prompts, sampling)]
+
+without = tokens()
+logger = attach(llm, path=str(folder / "stats.jsonl"), requests=1.0)
+assert tokens() == without
 logger.close()
+(folder / "gone").mkdir()
+places = {{name: str(folder / "gone" / name) for name in ("path", "csv", "parquet")}}
+failing = attach(llm, interval=0.1, requests=1.0, otlp="http://127.0.0.1:9", push="http://127.0.0.1:9", **places)
+shutil.rmtree(folder / "gone")
+assert tokens() == without
+failing.close()
 """
 
 
@@ -66,14 +79,16 @@ def test_the_page_of_fields_is_up_to_date() -> None:
     )
 
 
-def test_an_offline_engine_is_recorded_after_one_call(tmp_path: Path) -> None:
-    path = tmp_path / "stats.jsonl"
-    done = run_program(OFFLINE, str(tiny_llama(tmp_path / "model")), str(path))
-    assert done.returncode == 0, done.stderr[-6000:]
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+def test_an_offline_engine_is_recorded_after_one_call_and_failing_sinks_change_no_token(tmp_path: Path) -> None:
+    done = run_program(OFFLINE, str(tiny_llama(tmp_path / "model")), str(tmp_path))
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-6000:]
+    lines = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
     assert lines[0]["settings"]["max_model_len"] == 256
     requests = [line for line in lines if line["kind"] == "request"]
     assert [line["generation_tokens"] for line in requests] == [TOKENS] * REQUESTS
     assert (
         sum(line["counters"]["generation_tokens"] for line in lines if line["kind"] == "interval") == TOKENS * REQUESTS
     )
+    assert output.count("could not be written to file") == output.count("could not be sent to otlp") == 1
+    assert "did not take the last lines" in output
