@@ -138,13 +138,25 @@ def test_the_load_of_all_engines_is_their_sum(write_run: Write, capsys: pytest.C
 def test_days_of_lines_need_bounded_memory(make_load: type) -> None:
     overview = Overview()
     tracemalloc.start()
-    for snapshot in make_load(engines=2, lines=700, requests=3).snapshots():
+    for snapshot in make_load(lines=500, requests=3).snapshots():
         overview.add(snapshot)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 120 <= len(list(overview.timeline)) <= 240
     size = Sketch()._counts.nbytes + 1000
     assert peak < 240 * 5 * size * 1.2 + 5e6  # 5 latencies a span; the lines themselves would need six times as much
+
+
+def test_the_slowest_requests_are_told_apart(
+    write_run: Write, request_line: Callable, as_text: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(lines=3)
+    with path.open("a") as file:
+        file.write(as_text(request_line(e2e=1.0 + index % 37, preemptions=index) for index in range(200)))
+    assert main(["report", str(path)]) == 0
+    table = capsys.readouterr().out.partition("The slowest requests:\n")[2].splitlines()[1:11]
+    assert [row.split()[-3:-1] for row in table] == [["37", "s"]] * 5 + [["36", "s"]] * 5
+    assert [row.split()[-1] for row in table[:2]] == ["184", "147"]
 
 
 def test_a_client_stands_beside_what_the_server_did_in_the_same_time(

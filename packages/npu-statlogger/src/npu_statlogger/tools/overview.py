@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 from npu_statlogger.snapshot import Snapshot
@@ -10,10 +11,11 @@ from npu_statlogger.tools.notes import Finding, find
 from npu_statlogger.tools.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npu_statlogger.lines import Note
+    from npu_statlogger.lines import Note, RequestLine
 
 __all__ = ["Overview"]
 
+_SLOWEST = 10
 _NOTES = 50
 """Notes of the logger that are kept; further ones are counted."""
 
@@ -29,6 +31,8 @@ class Overview:
         self.notes: list[Note] = []
         self.notes_left_out = 0
         self.lines = 0
+        self._slowest: list[tuple[float, int, RequestLine]] = []
+        self._requests = 0
         self._spans, self._engines = spans, engines
 
     def add(self, line: Snapshot) -> None:
@@ -43,6 +47,19 @@ class Overview:
             return
         self.engines.setdefault(engine, Snapshot()).merge(line)
         self.timelines.setdefault(engine, Timeline(self._spans, means=names.LOAD)).add(line)
+
+    def add_request(self, line: RequestLine) -> None:
+        """Take in a request's line, to keep the slowest of them."""
+        self._requests += 1
+        entry = (line.e2e_seconds, self._requests, line)
+        if len(self._slowest) < _SLOWEST:
+            heapq.heappush(self._slowest, entry)
+        else:
+            heapq.heappushpop(self._slowest, entry)
+
+    def slowest(self) -> list[RequestLine]:
+        """Return the requests that took longest, the slowest first."""
+        return [line for _, _, line in sorted(self._slowest, reverse=True)]
 
     def add_note(self, note: Note) -> None:
         """Take in what the logger itself had to say."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger.errors import InputError
-from npu_statlogger.lines import Note
+from npu_statlogger.lines import Note, RequestLine
 from npu_statlogger.snapshot import QUANTILES, Snapshot
 from npu_statlogger.tools import bench, names
 from npu_statlogger.tools.arguments import add_files, write_text
@@ -68,6 +68,8 @@ def _read(files: Sequence[Path]) -> tuple[Overview, list[Client], dict[str, int]
             overview.add(line)
             for client in clients if lines else ():
                 client.add(line)
+        elif isinstance(line, RequestLine):
+            overview.add_request(line)
         elif isinstance(line, Note):
             overview.add_note(line)
     if not overview.lines:
@@ -186,6 +188,8 @@ def _tables(overview: Overview, clients: Sequence[Client]) -> Iterator[Section]:
     yield "Distributions", heads, rows
     if len(overview.engines) > 1:
         yield _by_engine(overview)
+    if overview.slowest():
+        yield _slowest(overview)
     positions = _by_position(whole)
     if positions:
         yield "Drafts, by position", ("position", "accepted"), positions
@@ -212,6 +216,22 @@ def _by_position(whole: Snapshot) -> list[tuple[str, str]]:
 def _latest(whole: Snapshot, name: str, engine: str) -> str:
     known = whole.gauges[engine].get(name)
     return "-" if known is None else figure(name, known[1])
+
+
+def _slowest(overview: Overview) -> Section:
+    """Return where the time of the slowest requests went, of those that have a line."""
+    heads = ("arrival", "end", "prompt", "cached", "answer", "queue", "prefill", "decode", "in all", "preempted")
+    rows = [
+        (
+            clock(line.arrival),
+            line.finish_reason,
+            *(number(tokens) for tokens in (line.prompt_tokens, line.cached_tokens, line.generation_tokens)),
+            *map(duration, (line.queue_seconds, line.prefill_seconds, line.decode_seconds, line.e2e_seconds)),
+            number(line.preemptions),
+        )
+        for line in overview.slowest()
+    ]
+    return "The slowest requests", heads, rows
 
 
 def _by_engine(overview: Overview) -> Section:
