@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools import names
-from npu_statlogger.tools.notes import Finding, find
+from npu_statlogger.tools.notes import Finding
 from npu_statlogger.tools.timeline import Timeline
+from npu_statlogger.tools.watch import Watch
 
 if TYPE_CHECKING:
     from npu_statlogger.lines import Note, RequestLine
@@ -34,12 +35,14 @@ class Overview:
         self._slowest: list[tuple[float, int, RequestLine]] = []
         self._requests = 0
         self._spans, self._engines = spans, engines
+        self._watch = Watch(engines)
 
     def add(self, line: Snapshot) -> None:
         """Take in one interval line."""
         self.lines += 1
         self.whole.merge(line)
         self.timeline.add(line)
+        self._watch.add(line)
         if len(line.engines) != 1:
             return
         (engine,) = line.engines
@@ -70,8 +73,7 @@ class Overview:
 
     def findings(self) -> list[Finding]:
         """Return what is out of the ordinary, in the order of time, with the logger's own notes."""
-        engines = {engine: list(timeline) for engine, timeline in sorted(self.timelines.items())}
-        found = find(list(self.timeline), engines, self.whole)
+        found = self._watch.findings(self.whole)
         found += [Finding(note.name, note.time, note.time, note.text) for note in self.notes]
         if self.notes_left_out:
             text = f"{self.notes_left_out} more notes of the logger"
