@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 INTERVAL = 0.5
 LEVELS = (1, 16, 64)
 """Numbers of clients at a time."""
+
+DEPRECATED = {
+    f"kv_offload_{name}.{way}_{back}"
+    for name in ("total_bytes", "total_time", "size")
+    for way, back in (("CPU_to", "GPU"), ("GPU_to", "CPU"))
+}
+"""Names of before, which vLLM exports beside today's."""
 
 EACH = 2
 """Requests of a client."""
@@ -230,6 +238,52 @@ def test_prometheus_beside_vllm_s_own_metrics(tmp_path: Path) -> None:
             lambda: scrape(server)["npu_statlogger_generation_tokens_total"] == run.metrics["generation_tokens_total"]
         )
         assert ours["0"] <= run.usage["completion_tokens"]
+
+
+OFFLOADING = {
+    "kv_connector": "NPUOffloadConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24},
+}
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param(
+            ("--speculative-config", json.dumps(SPECULATION), "--enable-mfu-metrics"),
+            {"spec_decode_num_drafts", "spec_decode_num_accepted_tokens_per_pos", "estimated_flops_per_gpu"},
+            id="speculation",
+        ),
+        pytest.param(
+            ("--kv-transfer-config", json.dumps(OFFLOADING)),
+            {"external_prefix_cache_queries", "prompt_tokens_cached_by_source"},
+            id="offloading",
+        ),
+    ],
+)
+def test_what_further_settings_make_vllm_export_is_the_same_here(
+    tmp_path: Path, arguments: tuple[str, ...], names: set[str]
+) -> None:
+    with serve_demo(tmp_path, *arguments, **environ(tmp_path)) as server:
+        run = Run(server, tmp_path / "stats.jsonl")
+        assert names <= set(check_counters(run))
+        assert "time_to_first_token_seconds" in check_distributions(run)
+        check_connector(run)
+
+
+def check_connector(run: Run) -> None:
+    """Compare what a connector measured: counters and totals, counts of distributions."""
+    theirs = {name: values for name, values in run.metrics.items() if name.startswith("kv_offload_")}
+    for name, values in theirs.items():
+        for (_, label), value in values.items():
+            plain = labelled(name.removesuffix("_total").removesuffix("_count"), *filter(None, [label]))
+            if name.endswith("_total") and plain not in DEPRECATED:
+                assert run.whole.total(plain) == pytest.approx(value, rel=1e-6, abs=1e-9), name
+            elif name.endswith("_count") and plain not in DEPRECATED:
+                assert run.whole.distributions[plain].count == value, name
 
 
 @pytest.mark.nightly
