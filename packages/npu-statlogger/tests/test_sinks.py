@@ -324,8 +324,11 @@ def test_a_collector_that_is_not_there_is_told_once_and_made_up_for(caplog: pyte
     sink = open_one(otlp=f"http://127.0.0.1:{port}")
     sink._exporter._timeout = 0.2  # type: ignore[attr-defined]
     sink.write([interval()])
+    said = len(caplog.records)
     sink.write([interval()])
     assert caplog.text.count("could not be sent to otlp") == 1
+    assert "refused" in caplog.text
+    assert len(caplog.records) == said
 
 
 def test_statsd_gets_increments_and_gauges() -> None:

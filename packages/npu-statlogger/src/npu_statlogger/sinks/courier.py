@@ -81,8 +81,11 @@ class Courier:
         self._bring()
         try:
             self.sink.close()
-        except Exception:
-            logger.exception("Statistics: %s could not be closed.", self.sink.name)
+        except Exception as error:  # noqa: BLE001 # as below
+            logger.warning(
+                "Statistics: %s could not be closed (%s: %s); what it held back is lost.",
+                self.sink.name, type(error).__name__, error,
+            )  # fmt: skip
 
     def _bring(self) -> bool:
         """Empty the mailbox into the sink, or put everything back."""

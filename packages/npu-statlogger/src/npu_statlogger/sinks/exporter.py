@@ -27,7 +27,7 @@ class Exporter(Sink):
 
     def __init__(self) -> None:
         self.figures = Cumulative()
-        self._unsent = False
+        self.unsent = False
 
     @abstractmethod
     def send(self) -> None:
@@ -40,20 +40,20 @@ class Exporter(Sink):
 
     def close(self) -> None:
         """Send what the last attempt could not."""
-        if self._unsent:
+        if self.unsent:
             self._try()
 
     def _try(self) -> None:
         try:
             self.send()
         except Exception as error:  # noqa: BLE001 # whatever the library raises, the next attempt makes up for it
-            if not self._unsent:
+            if not self.unsent:
                 logger.warning(
                     "Statistics could not be sent to %s (%s: %s); the next interval sends them too.",
                     self.name, type(error).__name__, error,
                 )  # fmt: skip
-            self._unsent = True
+            self.unsent = True
             return
-        if self._unsent:
+        if self.unsent:
             logger.info("Statistics reach %s again.", self.name)
-        self._unsent = False
+        self.unsent = False

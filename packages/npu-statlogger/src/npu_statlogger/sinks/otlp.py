@@ -6,6 +6,7 @@ values of one are given to the histogram as its estimate: what a receiver makes 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter, defaultdict
@@ -79,6 +80,8 @@ class Otlp(Exporter):
         for series in self.figures.series():
             by_name[series.kind, series.name].append(series)
         scope = ScopeMetrics(self._scope, [self._metric(*key, all_of) for key, all_of in by_name.items()], "")
+        # The exporter tells each of its attempts; one that follows a failure has nothing new to say.
+        logging.getLogger(OTLPMetricExporter.__module__).setLevel(logging.CRITICAL if self.unsent else logging.NOTSET)
         data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data, timeout_millis=SECONDS * 1e3) is not MetricExportResult.SUCCESS:
             msg = "the collector did not take the metrics; the exporter's own message says why"
