@@ -7,6 +7,7 @@ target's choice after them, which also is right only if the caches are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,6 +36,7 @@ ALL_ACCEPTED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_le
 RATES = [1.0, 0.5, 0.0]
 MASKED = 2
 METHODS = ["draft_model", "eagle", "eagle3", "medusa", "mtp", "custom_class"]
+BY_DAY = ("draft_model", "eagle")  # of those whose drafts are hardly ever accepted
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
         "mtp": (folder / "deepseek", None, drafters.deepseek_with_head(folder / "deepseek")),
         "custom_class": (llama, "tests.support.proposers.Echo", lambda tokens, number: tokens[-number:]),
         "parallel": (llama, wide, drafters.parallel(wide, MASKED)),
+        "parallel eagle3": (llama, folder / "at-once", drafters.eagle3(folder / "at-once", llama, masked=MASKED)),
     }
     return {
         method: Made(
@@ -67,47 +70,55 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
             drafter,
             {"num_speculative_tokens": DRAFTS}
             | ({} if head is None else {"model": str(head)})
-            | ({"method": "draft_model", "parallel_drafting": True} if method == "parallel" else {"method": method}),
+            | ({"method": "draft_model"} if method == "parallel" else {"method": method.removeprefix("parallel ")})
+            | ({"parallel_drafting": True} if method.startswith("parallel") else {}),
         )
         for method, (target, head, drafter) in found.items()
     }
 
 
 @pytest.fixture(scope="module")
-def runs(made: dict[str, Made], tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
-    """Each method as it is, and with all drafts accepted; each twice, the second time from the prefix cache."""
-    rounds = [{"prompts": PROMPTS, "sampling": GREEDY}] * 2
-    cases = {}
-    for method, who in made.items():
-        if method in METHODS:
-            cases[method] = engine(who) | {"speculative_config": who.config}
-        cases[f"{method}-accepted"] = engine(who) | {"speculative_config": who.config | ALL_ACCEPTED}
+def runs(
+    request: pytest.FixtureRequest, made: dict[str, Made], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, EngineRun]:
+    """The cases that this session asks for; each twice, the second time from the prefix cache.
+
+    A case is a method, as it is or with all drafts accepted, or "rates", which are accepted by chance.
+    """
     rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": RATES}
-    cases["rates"] = engine(made["custom_class"]) | {"speculative_config": made["custom_class"].config | rates}
+    cases = {"rates": engine(made["custom_class"], rates)}
+    for item in request.session.items:
+        if item.path == request.path and "case" in getattr(item, "callspec", SimpleNamespace(params={})).params:
+            case = item.callspec.params["case"]
+            method, _, accepted = case.partition("-")
+            cases[case] = engine(made[method], ALL_ACCEPTED if accepted else {})
+    rounds = [{"prompts": PROMPTS, "sampling": GREEDY}] * 2
     scenarios = [{"engine": settings, "rounds": rounds} for settings in cases.values()]
     return dict(zip(cases, run_scenarios(tmp_path_factory.mktemp("runs"), scenarios), strict=True))
 
 
-def engine(who: Made) -> dict[str, Any]:
-    return {"model": str(who.target)} | ENGINE
+def engine(who: Made, more: dict[str, Any]) -> dict[str, Any]:
+    return {"model": str(who.target), "speculative_config": who.config | more} | ENGINE
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_tokens_are_the_targets(method: str, made: dict[str, Made], runs: dict[str, EngineRun]) -> None:
-    run = runs[method]
+@pytest.mark.parametrize(
+    "case", [pytest.param(method, marks=[] if method in BY_DAY else pytest.mark.nightly) for method in METHODS]
+)
+def test_greedy_tokens_are_the_targets(case: str, made: dict[str, Made], runs: dict[str, EngineRun]) -> None:
+    run = runs[case]
     assert run.platform == "npu"
     assert run.graphs_captured
     assert run.metrics["vllm:spec_decode_num_draft_tokens"] > 0
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
         assert len(output) == NEW
-        assert_greedy(load(made[method].target), prompt, output)
+        assert_greedy(load(made[case].target), prompt, output)
     assert max(output["cached"] for output in run.rounds[1]) > 0
     assert run.tokens(1) == run.tokens(0)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "parallel"])
-def test_drafts_are_the_drafters(method: str, made: dict[str, Made], runs: dict[str, EngineRun]) -> None:
-    run, who = runs[f"{method}-accepted"], made[method]
+@pytest.mark.parametrize("case", [f"{method}-accepted" for method in (*METHODS, "parallel", "parallel eagle3")])
+def test_drafts_are_the_drafters(case: str, made: dict[str, Made], runs: dict[str, EngineRun]) -> None:
+    run, who = runs[case], made[case.removesuffix("-accepted")]
     drafted = run.metrics["vllm:spec_decode_num_draft_tokens"]
     assert run.metrics["vllm:spec_decode_num_accepted_tokens"] > 0.5 * drafted
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):

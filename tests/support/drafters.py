@@ -85,13 +85,20 @@ def eagle(folder: Path, target: Path, *, seed: int = 5) -> Drafter:
     return _drafter(target, head)
 
 
-def eagle3(folder: Path, target: Path, *, seed: int = 6) -> Drafter:
-    """Write an EAGLE-3 head (arXiv 2503.01840) for a Llama, with an output head over a part of the vocabulary."""
+def eagle3(folder: Path, target: Path, *, masked: int | None = None, seed: int = 6) -> Drafter:
+    """Write an EAGLE-3 head (arXiv 2503.01840) for a Llama, with an output head over a part of the vocabulary.
+
+    With `masked` it drafts at once (P-EAGLE): it reads that token, and a thought of its own, in the place
+    of a draft before.
+    """
     listened = {"eagle_aux_hidden_state_layer_ids": list(_Eagle3.LISTENED), "draft_vocab_size": _DRAFT_VOCABULARY}
-    config = _head_config(folder, target, **listened)
+    config = _head_config(folder, target, **listened | ({} if masked is None else {"ptd_token_id": masked}))
     head = _made(seed, lambda: _Eagle3(config))
-    safetensors.torch.save_file(head.state_dict(), folder / "model.safetensors")
-    return _drafter(target, head)
+    weights = head.state_dict()
+    if masked is not None:
+        weights["mask_hidden"] = torch.randn(1, head.fc.in_features, generator=torch.Generator().manual_seed(seed))
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    return _drafter(target, head) if masked is None else _at_once(target, head, masked, weights["mask_hidden"])
 
 
 def medusa(folder: Path, target: Path, heads: int, *, seed: int = 7) -> Drafter:
@@ -256,6 +263,18 @@ def _drafter(target_folder: Path, head: _Head) -> Drafter:
             tokens = [*tokens, int(logits[0, -1].argmax())]
             thoughts = torch.cat((thoughts, own[:, -1:]), 1)
         return tokens[-number:]
+
+    return drafts
+
+
+def _at_once(target_folder: Path, head: _Eagle3, masked: int, mask: torch.Tensor) -> Drafter:
+    @torch.inference_mode()
+    def drafts(tokens: list[int], number: int) -> list[int]:
+        target = load(target_folder)
+        thoughts = head.listen(target.model(torch.tensor([tokens[:-1]]), output_hidden_states=True))
+        thoughts = torch.cat((thoughts, head.fc(mask).expand(1, number - 1, -1)), 1)
+        embeds = target.model.embed_tokens(torch.tensor([[*tokens[1:], *[masked] * (number - 1)]]))
+        return head(target, embeds, thoughts)[0][0, -number:].argmax(-1).tolist()
 
     return drafts
 

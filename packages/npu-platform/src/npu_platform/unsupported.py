@@ -196,8 +196,6 @@ def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
     head = speculation.draft_model_config.hf_config.model_type if speculation.method == "mtp" else None
     if head in _OWN_PROPOSERS:
         yield f"Heads of the kind {head} do not run on npu: leave out --speculative-config, or use ngram."
-    if speculation.parallel_drafting and speculation.method != "draft_model":
-        yield "Heads that draft in parallel do not run on npu: leave out parallel_drafting."
     if speculation.moe_backend is not None:
         yield "Experts are computed by npu-ops: leave out moe_backend in --speculative-config."
     if speculation.enable_adaptive_verification or speculation.dspark_draft_topk is not None:
