@@ -79,6 +79,11 @@ class NPUModelRunner(GPUModelRunner):
         if type(self.model) is CUDAGraphWrapper:
             self.model = NPUGraphWrapper(self.model.runnable, self.vllm_config, self.model.runtime_mode)
 
+    def models(self) -> list[torch.nn.Module]:
+        """Return the model and, where another drafts for it, that one."""
+        drafter = getattr(getattr(self, "drafter", None), "model", None)
+        return [self.get_model(), *([drafter] if isinstance(drafter, torch.nn.Module) else [])]
+
     _capture_cudagraphs = compat.reading(GPUModelRunner._capture_cudagraphs, tqdm=_graphs_captured)
 
     def _warmup_and_capture(

@@ -100,7 +100,8 @@ class NPUWorker(Worker):
         openmp.sleep_after_loops()
         torch.set_num_threads(torch.npu.get_num_threads())
         with self.start_times.part("layers measured"):
-            warm_up(self.model_runner.get_model(), self.scheduler_config.max_num_batched_tokens)
+            for model in self.model_runner.models():
+                warm_up(model, self.scheduler_config.max_num_batched_tokens)
         logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
 
     def determine_available_memory(self) -> int:
