@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.metrics.stats import SchedulerStats
 
-from npu_statlogger.fold import Batch, fold_scheduler
+from npu_statlogger.config import StatLoggerConfig
+from npu_statlogger.connectors import fold_connectors, own_payloads
+from npu_statlogger.fold import Batch
+from npu_statlogger.reading import read_snapshots
+from npu_statlogger.recorder import Recorder
+from npu_statlogger.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def folded(payload: object, **more: object) -> Batch:
     batch = Batch()
-    fold_scheduler(batch, SchedulerStats(kv_connector_stats=payload, **more), time=7.0)
+    payloads = own_payloads(SchedulerStats(kv_connector_stats=payload, **more))
+    if payloads is not None:
+        fold_connectors(batch, payloads, 7.0)
     return batch
 
 
@@ -82,3 +95,20 @@ def test_an_encoder_connector_has_names_of_its_own() -> None:
     batch = folded(None, ec_connector_stats={"load_seconds": [0.5, 1.0], "in_flight": 3})
     assert batch.values["ec_connector_load_seconds"] == [0.5, 1]
     assert batch.gauges["ec_connector_in_flight"] == (7, 3)
+
+
+def test_what_vllm_s_log_adds_to_a_payload_later_is_not_counted_twice(path: Path) -> None:
+    theirs = KVConnectorLogging(None)
+    theirs.connector_cls = OffloadingConnector
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    first = SchedulerStats(kv_connector_stats=offloading().to_dict())
+    for stats in (first, SchedulerStats(kv_connector_stats=offloading().to_dict())):
+        recorder.put(stats, None, None)
+        theirs.observe(stats.kv_connector_stats)
+    grown = first.kv_connector_stats["data"]["vllm:kv_offload_load_size"][()]
+    assert len(grown) == 4, "vLLM leaves payloads alone: own_payloads can go"
+    recorder.close()
+    (line,) = (line for line in read_snapshots(path) if isinstance(line, Snapshot))
+    assert line.counters["kv_offload_load_bytes"] == 2 * 4096
+    assert line.distributions["kv_offload_load_size"].count == 4
+    assert line.total("kv_offload_load_time") == 0.5

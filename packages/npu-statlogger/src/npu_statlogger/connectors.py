@@ -13,7 +13,10 @@ from npu_statlogger.metrics import labelled
 if TYPE_CHECKING:
     from npu_statlogger.fold import Batch
 
-__all__ = ["fold_connector"]
+__all__ = ["Payloads", "fold_connectors", "own_payloads"]
+
+Payloads = tuple[Any, Any]
+"""Of the KV connector and of the encoder cache's; None for one that said nothing."""
 
 _NIXL = {
     "transfer_duration": ("nixl_xfer_time_seconds",),
@@ -30,11 +33,31 @@ _NIXL = {
 _NIXL_SPREADS = {"transfer_duration", "post_duration", "bytes_transferred", "num_descriptors"}
 
 
-def fold_connector(batch: Batch, payload: Any, time: float, prefix: str = "kv_connector") -> None:
-    """Add the payload of one step; what is neither a number nor a list of numbers is left out.
+def own_payloads(stats: Any) -> Payloads | None:
+    """Return copies of what the connectors say in a SchedulerStats, None if they say nothing.
 
-    `prefix` begins the names of observations whose connector gives them none of vLLM's.
+    vLLM's own log adds later payloads to the first one in place (KVConnectorLogging.observe), so that a reference kept
+    for a while would count them twice. tests/test_connectors.py shows it.
     """
+    kv = getattr(stats, "kv_connector_stats", None)
+    ec = getattr(stats, "ec_connector_stats", None)
+    return (_copy(kv), _copy(ec)) if kv or ec else None
+
+
+def fold_connectors(batch: Batch, payloads: Payloads, time: float) -> None:
+    """Add the payloads of one step; what is neither a number nor a list of numbers is left out."""
+    for payload, prefix in zip(payloads, ("kv_connector", "ec_connector"), strict=True):
+        _fold(batch, payload, time, prefix)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _fold(batch: Batch, payload: Any, time: float, prefix: str) -> None:
+    """Add one payload; `prefix` begins the names of observations whose connector gives them none of vLLM's."""
     if not isinstance(payload, dict):
         return
     if "types" in payload and "data" in payload:
@@ -43,7 +66,7 @@ def fold_connector(batch: Batch, payload: Any, time: float, prefix: str = "kv_co
     nixl = "transfer_duration" in payload and "post_duration" in payload
     for name, value in payload.items():
         if isinstance(value, dict):
-            fold_connector(batch, value, time, f"{prefix}_{name}")
+            _fold(batch, value, time, f"{prefix}_{name}")
         elif isinstance(value, list) and nixl and name in _NIXL:
             _fold_nixl(batch, name, value)
         elif isinstance(value, list):

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_statlogger.connectors import fold_connector
 from npu_statlogger.metrics import labelled
 from npu_statlogger.sketch import NANO
 
@@ -109,8 +108,6 @@ def fold_scheduler(batch: Batch, stats: Any, time: float = 0.0) -> None:
         batch.count(labelled("prompt_tokens_cached_by_source", getattr(tier, "value", tier)), tokens)
     _fold_evictions(batch, getattr(stats, "kv_cache_eviction_events", ()))
     _fold_speculation(batch, getattr(stats, "spec_decoding_stats", None))
-    fold_connector(batch, getattr(stats, "kv_connector_stats", None), time)
-    fold_connector(batch, getattr(stats, "ec_connector_stats", None), time, "ec_connector")
     _fold_execution(batch, stats, time)
 
 

@@ -57,7 +57,7 @@ class NPUStatLogger(AggregateStatLoggerBase):
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take one step's records; vLLM builds them anew for every step, so references are enough."""
+        """Take one step's records, which vLLM builds anew for every step."""
         if self._recorder is not None:
             self._recorder.put(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger import fold
+from npu_statlogger.connectors import Payloads, fold_connectors, own_payloads
 from npu_statlogger.lines import Line, Note, Run
 from npu_statlogger.metrics import labelled
 from npu_statlogger.records import Sampler
@@ -44,7 +45,7 @@ CLOSE_SECONDS = 5.0
 _CLOCK_SECONDS = 1.0
 """How far the clock may run from the steady one within an interval before it counts as set."""
 
-Record = tuple[float, int, Any, Any, Any]
+Record = tuple[float, int, Any, Any, Any, Payloads | None]
 
 
 class Recorder:
@@ -88,9 +89,10 @@ class Recorder:
         self._thread.start()
 
     def put(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any, engine: int = 0) -> None:
-        """Keep references to one step's records; any of them may be None. Never blocks, never raises."""
+        """Keep one step's records, any of which may be None; vLLM leaves them alone. Never blocks, never raises."""
         if len(self._queue) < QUEUE_LIMIT:
-            self._queue.append((time.time(), engine, scheduler_stats, iteration_stats, mm_cache_stats))
+            payloads = own_payloads(scheduler_stats)
+            self._queue.append((time.time(), engine, scheduler_stats, iteration_stats, mm_cache_stats, payloads))
         else:
             self._dropped += 1
 
@@ -165,9 +167,11 @@ class Recorder:
         if len(record) == 2:
             batches[None].counters[record[0]] += record[1]
             return ()
-        arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats = record
+        arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats, payloads = record
         if scheduler_stats is not None:
             fold.fold_scheduler(batches[engine], scheduler_stats, arrived)
+        if payloads is not None:
+            fold_connectors(batches[engine], payloads, arrived)
         if iteration_stats is not None:
             fold.fold_iteration(batches[engine], iteration_stats)
         if mm_cache_stats is not None:  # of this process, whichever engine's step brings it
