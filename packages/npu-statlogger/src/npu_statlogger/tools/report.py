@@ -176,7 +176,7 @@ def _tables(overview: Overview, clients: Sequence[Client]) -> Iterator[Section]:
     rows = [
         (
             names.label(name),
-            number(sketch.count),
+            f"{sketch.count:,}",
             *(
                 figure(name, value)
                 for value in (sketch.mean, *map(sketch.quantile, QUANTILES.values()), sketch.maximum)
