@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import models
-from tests.support.adapters import adapter, merged
+from tests.support.adapters import adapter, adapter_of_experts, merged
 from tests.support.engine_run import run_engine
 from tests.support.transformers_reference import assert_greedy, load
 
@@ -45,6 +45,7 @@ ATTENTION, FEED_FORWARD = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj"
             },
             id="more-settings",
         ),
+        pytest.param("", {"lora_dtype": "float16"}, id="other-dtype"),
     ],
 )
 def test_two_adapters_and_none_in_one_batch(plugins: str, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -63,6 +64,33 @@ def test_two_adapters_and_none_in_one_batch(plugins: str, settings: dict[str, An
     assert run.platform == "npu"
     assert (run.graphs_captured > 0) == (not plugins), "without npu-ops there are no graphs"
     judges = {None: model, str(wide): merged(model, wide), str(narrow): merged(model, narrow)}
+    for number, one in enumerate(rounds):
+        for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):
+            assert_greedy(judges[name], prompt, output)
+    assert run.tokens(0) != run.tokens(1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="each-its-own"),
+        pytest.param({"enable_moe_shared_loras": True}, id="shared", marks=pytest.mark.nightly),
+        pytest.param(
+            {"enable_mixed_moe_lora_format": True, "enforce_eager": True}, id="eager", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_adapters_of_experts(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Two adapters of experts, one of attention and none in a batch, with graphs."""
+    folder, prompts = models.tiny_qwen3_moe(tmp_path / "model", num_hidden_layers=2), models.prompt_token_ids(LENGTHS)
+    model, shared = load(folder), "enable_moe_shared_loras" in settings
+    adapters = [adapter_of_experts(tmp_path / f"experts-{seed}", model, 8, seed, shared) for seed in (1, 2)]
+    adapters.append(adapter(tmp_path / "attention", model, ATTENTION, 4, seed=3))
+    whose = [*map(str, adapters), None] * 2 + [str(adapters[0])]
+    rounds = [{"prompts": prompts, "sampling": GREEDY, "lora": whose}, {"prompts": prompts, "sampling": GREEDY}]
+    run = run_engine(tmp_path, folder, rounds, **ENGINE | {"max_loras": 3} | settings)
+    assert (run.graphs_captured > 0) == ("enforce_eager" not in settings)
+    judges = {None: model} | {str(path): merged(model, path) for path in adapters}
     for number, one in enumerate(rounds):
         for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):
             assert_greedy(judges[name], prompt, output)

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 NEW = 8
 # More prompts than requests at a time, longer and shorter than a step's 64 tokens: decodes beside first and later chunks.
 PROMPTS = models.prompt_token_ids([23, 1, 2, 3, 64, 65, 150, 5, 17, 100])
+# Conversations that go on, and part: two share as many tokens as two blocks of any of these models hold.
+SHARED, *TAILS = models.prompt_token_ids([290, 9, 40], seed=1)
+FIRST, SECOND = [SHARED + TAILS[0]], [SHARED + TAILS[1], SHARED + TAILS[0] + TAILS[1]]
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
-    "max_model_len": 256,
+    "enable_prefix_caching": True,  # which vLLM leaves off where all layers keep states
+    "max_model_len": 512,
     "max_num_batched_tokens": 64,
     "max_num_seqs": 4,
     "kv_cache_memory_bytes": 32 << 20,
@@ -34,7 +38,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Engi
     made = {name: make(folder / name) for name, make in models.RECURRENT.items()}
     sampling = {"temperature": 0.0, "max_tokens": NEW}
     # one token by itself looks like a decode, in a slot that another request left
-    rounds = [{"prompts": prompts, "sampling": sampling} for prompts in (PROMPTS, PROMPTS[1:2])]
+    rounds = [
+        {"prompts": prompts, "sampling": sampling}
+        for prompts in (PROMPTS, PROMPTS[1:2], FIRST, SECOND, PROMPTS + FIRST)
+    ]
     outcome = run_engines(folder, list(made.values()), rounds, **ENGINE)
     return {name: (made[name], run) for name, run in zip(made, outcome, strict=True)}
 
@@ -44,12 +51,33 @@ def test_greedy_tokens(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> No
     model, run = runs[name]
     assert run.platform == "npu"
     assert run.graphs_captured > 0
-    assert "Prefix caching is off" in run.log
     reference = load(model)
     assert run.tokens(1) == run.tokens(0)[1:2]
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
         assert len(output) == NEW
         assert_greedy(reference, prompt, output)
+
+
+@pytest.mark.parametrize("name", models.RECURRENT)
+def test_states_of_prefixes_are_cached(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> None:
+    model, run = runs[name]
+    reference = load(model)
+    assert max(output["cached"] for output in run.rounds[2]) == 0
+    cached = [output["cached"] for output in run.rounds[3] + run.rounds[4][-1:]]
+    assert min(cached) > 0, cached
+    for prompts, tokens in zip((FIRST, SECOND, PROMPTS + FIRST), map(run.tokens, (2, 3, 4)), strict=True):
+        for prompt, output in zip(prompts, tokens, strict=True):
+            assert_greedy(reference, prompt, output)
+
+
+@pytest.mark.parametrize("settings", [{"block_size": 64}, {"enable_prefix_caching": False}], ids=["blocks", "off"])
+def test_other_blocks_and_none(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = models.tiny_granite_hybrid(tmp_path / "model")
+    rounds = [{"prompts": prompts, "sampling": {"temperature": 0.0, "max_tokens": NEW}} for prompts in (FIRST, SECOND)]
+    run = run_engine(tmp_path, model, rounds, **ENGINE | settings)
+    assert (max(output["cached"] for output in run.rounds[1]) > 0) == ("block_size" in settings)
+    for prompt, output in zip(SECOND, run.tokens(1), strict=True):
+        assert_greedy(load(model), prompt, output)
 
 
 def test_states_wider_than_the_model(tmp_path: Path) -> None:

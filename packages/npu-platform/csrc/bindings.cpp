@@ -146,14 +146,29 @@ PYBIND11_MODULE(_C, m) {
     TORCH_CHECK_VALUE(!pointer || npu::device_of(pointer) >= 0, "npu: ", pointer, " is not an address of device memory");
     npu::free_device_memory(pointer);
   });
+  m.def("can_suspend", [] { return npu::chosen_driver().memory_release != nullptr; });
+  m.def("suspend_pool", [](c10::DeviceIndex device, npu::PoolId pool) { return npu::CachingAllocator::of(device).suspend(pool); });
+  m.def("resume_pool", [](c10::DeviceIndex device, npu::PoolId pool) { return npu::CachingAllocator::of(device).resume(pool); });
+  m.def("pool_sleeps", [](c10::DeviceIndex device, npu::PoolId pool) { return npu::CachingAllocator::of(device).sleeps(pool); });
+  m.def("live_memory_of_pool", [](c10::DeviceIndex device, npu::PoolId pool) {
+    std::vector<std::pair<size_t, size_t>> blocks;
+    for (const auto& [address, bytes] : npu::CachingAllocator::of(device).live(pool)) {
+      blocks.emplace_back(reinterpret_cast<size_t>(address), bytes);
+    }
+    return blocks;
+  });
+  // Bytes between the host and a device, or two devices.
+  m.def("copy_memory", [](size_t target, size_t source, size_t bytes) {
+    npu::MemoryScope open("a copy of memory");
+    npu::submit_copy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes);
+  }, py::call_guard<py::gil_scoped_release>());
   m.def("host_memory_stats", &host_memory_stats);
   m.def("reset_peak_host_memory_stats", [] { npu::host_allocator()->reset_peak_stats(); });
   m.def("reset_accumulated_host_memory_stats", [] { npu::host_allocator()->reset_accumulated_stats(); });
   m.def("new_pool_id", &npu::new_pool_id);
   m.def("retain_pool", [](npu::PoolId pool) { npu::retain_pool(pool); });
   m.def("release_pool", [](npu::PoolId pool) { npu::release_pool(pool); });
-  // What PyTorch offers to C++ alone, for tests.
-  m.def("_empty_cache_of_pool", [](npu::PoolId pool) { c10::getDeviceAllocator(npu::kNpu)->emptyCache({0, pool}); });
+  m.def("empty_cache_of_pool", [](npu::PoolId pool) { c10::getDeviceAllocator(npu::kNpu)->emptyCache({0, pool}); });
   m.def("pool_users", &npu::count_pool_users);
   py::class_<PoolScope>(m, "PoolScope").def(py::init<npu::PoolId>()).def("leave", &PoolScope::leave);
 

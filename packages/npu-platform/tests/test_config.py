@@ -28,6 +28,8 @@ def test_values_are_taken() -> None:
         ({"num_threads": True}, "not True"),
         ({"num_threads": "2"}, "not '2'"),
         ({"sampler": "fast"}, "not 'fast'"),
+        ({"sleep_folder": "/nowhere/at/all"}, "a folder that can be written to, not '/nowhere/at/all'"),
+        ({"sleep_folder": 3}, "not 3"),
         ([], "must be a table"),
     ],
 )
@@ -37,7 +39,7 @@ def test_bad_settings_name_the_setting_the_value_and_the_remedy(section: object,
 
 
 def test_public_surface_is_frozen() -> None:
-    assert {field.name for field in dataclasses.fields(NPUConfig)} == {"num_threads", "sampler"}
+    assert {field.name for field in dataclasses.fields(NPUConfig)} == {"num_threads", "sampler", "sleep_folder"}
     assert len(ENVIRONMENT) <= 8
     assert all(name.startswith("NPU_") for name in ENVIRONMENT)
 

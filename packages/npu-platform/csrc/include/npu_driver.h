@@ -120,6 +120,12 @@ typedef struct npu_driver {
   void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(void* ctx, int64_t begin, int64_t end), void* ctx);
 
   const npu_memory_check* memory_check; /* NULL: NPU_DEBUG=memory is refused */
+
+  /* ---- optional, what follows may be missing: both NULL, or a table that ends before them ---- */
+  /* Mapped granules give their memory and its contents up, and count as free, while their addresses stay taken: sleep
+     mode. They are restored before anything else is done with them; restored memory reads as zero. */
+  npu_status (*memory_release)(int device, void* address, size_t bytes);
+  npu_status (*memory_restore)(int device, void* address, size_t bytes); /* NPU_ERROR_OUT_OF_MEMORY: nothing is restored */
 } npu_driver;
 
 /* What a shared library exports. `abi` is the runtime's NPU_DRIVER_ABI; NULL: the driver does not know that one. */

@@ -185,6 +185,18 @@ npu_status memory_discard(int device, void* address, size_t bytes) {
   return status;
 }
 
+npu_status memory_release(int device, void* address, size_t bytes) {
+  const npu_status status = check_device(device);
+  if (status == NPU_OK) device_at(device).memory.release(address, bytes);
+  return status;
+}
+
+npu_status memory_restore(int device, void*, size_t bytes) {
+  const npu_status status = check_device(device);
+  if (status != NPU_OK || device_at(device).memory.restore(bytes)) return status;
+  return fail(NPU_ERROR_OUT_OF_MEMORY, "the memory of the device is used up");
+}
+
 npu_status host_allocate(size_t bytes, void** address) {
   void* allocated = std::malloc(bytes);
   if (!allocated) return fail(NPU_ERROR_OUT_OF_MEMORY, "the host has no memory for a pinned buffer of " + std::to_string(bytes) + " bytes");
@@ -296,6 +308,8 @@ constexpr npu_driver kDriver{
     .set_num_threads = nullptr,
     .parallel_for = nullptr,
     .memory_check = nullptr,
+    .memory_release = &memory_release,
+    .memory_restore = &memory_restore,
 };
 
 }  // namespace

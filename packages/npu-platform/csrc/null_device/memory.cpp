@@ -45,6 +45,19 @@ void Memory::unmap(void* address, size_t bytes) {
 
 void Memory::discard(void* address, size_t bytes) { madvise(address, bytes, MADV_DONTNEED); }
 
+void Memory::release(void* address, size_t bytes) {
+  discard(address, bytes);
+  std::lock_guard lock(mutex_);
+  mapped_ -= bytes;
+}
+
+bool Memory::restore(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (bytes > capacity_ - mapped_) return false;
+  mapped_ += bytes;
+  return true;
+}
+
 size_t Memory::free() {
   std::lock_guard lock(mutex_);
   return capacity_ - mapped_;

@@ -14,6 +14,8 @@ class Memory {
   void* map(size_t bytes);  // whole granules; nullptr: the capacity is used up
   void unmap(void* address, size_t bytes);
   void discard(void* address, size_t bytes);
+  void release(void* address, size_t bytes);  // what is mapped counts as free, and keeps its addresses
+  bool restore(size_t bytes);                 // false: the capacity is used up
 
   char* base() const { return base_; }
   size_t span() const { return is_mapped_.size() * granule(); }

@@ -27,7 +27,7 @@ void CachingAllocator::fence(Block* block) {
 }
 
 void CachingAllocator::unfence(Block* block) {
-  {
+  if (!block->pool->asleep) {
     const OpenMemory open("the allocator");
     check_fences(block);
     fences::poison(block->data, block->requested);
@@ -46,14 +46,34 @@ void CachingAllocator::check_fences(const Block* block) {
 
 std::string CachingAllocator::broken_fences() {
   std::lock_guard lock(mutex_);
-  for_each_fenced([this](Block* block) { check_fences(block); });
+  for_each_fenced([this](Block* block) {
+    if (!block->pool->asleep) check_fences(block);
+  });
   return std::exchange(broken_, {});
+}
+
+// What sleeps is closed in kernels, too, so that whoever uses it is named.
+void CachingAllocator::close_all(Pool& pool) {
+  for (const auto& [address, bytes] : *pool.asleep) driver().memory_check->close_pages(address, bytes);
+}
+
+void CachingAllocator::reopen_all(Pool& pool) {
+  const OpenMemory open("the allocator");
+  for_each_fenced([&pool](Block* block) {
+    if (block->pool != &pool) return;
+    char* end = block->address + block->size;
+    driver().memory_check->reopen_pages(block->address, block->size);
+    driver().memory_check->close_pages(end - fences::kPage, fences::kPage);
+    fences::renew(block->data, block->requested);
+  });
 }
 
 void CachingAllocator::renew_fences() {
   std::lock_guard lock(mutex_);
   const OpenMemory open("reset_device");
-  for_each_fenced([](Block* block) { fences::renew(block->data, block->requested); });
+  for_each_fenced([](Block* block) {
+    if (!block->pool->asleep) fences::renew(block->data, block->requested);
+  });
 }
 
 template <class Visit>

@@ -74,6 +74,7 @@ void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
   if (bytes > slabs_.size() * NPU_MEMORY_GRANULE) out_of_memory(bytes);  // sums of larger ones could overflow
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
+  TORCH_CHECK(!from.asleep, "npu: the memory pool ", id, " is asleep: resume it before anything is allocated from it");
   return bytes <= kLargestSlot && !fenced_ ? allocate_small(bytes, from) : allocate_large(bytes, from);
 }
 
@@ -276,7 +277,7 @@ void CachingAllocator::release_cached(PoolId id) {
 
 // But not where a replay writes to what is free, or finds fences in it.
 void CachingAllocator::release(Pool& pool) {
-  if (is_replayed(pool.id) || keeps_layout(pool)) return;
+  if (is_replayed(pool.id) || keeps_layout(pool) || pool.asleep) return;
   release_slabs(pool);
   release_blocks(pool);
 }

@@ -39,6 +39,14 @@ class CachingAllocator {
 
   void release_cached(PoolId pool);           // gives its free memory back to the driver, but of a pool that graphs replay in
   void merge_pool(PoolId pool);               // its blocks belong to the default pool from now on
+
+  // A pool that sleeps has given its memory to the driver, and keeps its addresses: nothing is allocated from it, and what
+  // is freed in it waits. Bytes that were given, and taken again. Contents are lost. Raises RuntimeError where the pool
+  // sleeps already, is the default one, or the driver cannot; OutOfMemoryError.
+  size_t suspend(PoolId pool);
+  size_t resume(PoolId pool);
+  bool sleeps(PoolId pool);
+  std::vector<std::pair<void*, size_t>> live(PoolId pool);  // as live(), of one pool
   void set_limit(size_t bytes);
   size_t limit();
 
@@ -86,6 +94,10 @@ class CachingAllocator {
   void release(Pool& pool);
   void release_slabs(Pool& pool);
   void release_blocks(Pool& pool);
+  std::vector<std::pair<char*, size_t>> mapped(Pool& pool);
+  npu_status restore(const std::vector<std::pair<char*, size_t>>& ranges);
+  void close_all(Pool& pool);
+  void reopen_all(Pool& pool);
   Slab*& slab_at(const void* address);
   Block* block_at(const void* address);
   Pool& pool(PoolId id);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/caching_allocator.h"
 
@@ -47,6 +48,7 @@ struct CachingAllocator::Pool {
   std::unordered_set<Slab*> slabs;
   std::set<Block*, BySize> free;
   Block* last_freed = nullptr;  // not merged with its neighbours yet: most often it is asked for again at once
+  std::optional<std::vector<std::pair<char*, size_t>>> asleep = std::nullopt;  // the ranges that the driver has got back
 };
 
 using c10::CachingAllocator::StatType;

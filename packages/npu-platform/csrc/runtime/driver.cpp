@@ -4,6 +4,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -43,9 +46,15 @@ const npu_driver* load(const std::string& path) {
   const npu_driver* driver = entry(NPU_DRIVER_ABI);
   TORCH_CHECK(driver && driver->abi == NPU_DRIVER_ABI, "NPU_DEVICE='", path, "' does not implement ABI ", NPU_DRIVER_ABI,
               " of npu_driver.h", driver ? " but " + std::to_string(driver->abi) : "", ": take a driver of this release");
-  TORCH_CHECK(driver->size >= sizeof(npu_driver), "NPU_DEVICE='", path, "' was compiled with an npu_driver.h of ",
-              driver->size, " bytes a table, not ", sizeof(npu_driver), ": compile it again");
-  return driver;
+  constexpr size_t kRequired = offsetof(npu_driver, memory_release);
+  TORCH_CHECK(driver->size >= kRequired, "NPU_DEVICE='", path, "' was compiled with an npu_driver.h of ", driver->size,
+              " bytes a table, not ", kRequired, ": compile it again");
+  static const npu_driver whole = [driver] {
+    npu_driver table{};  // what an older one does not have is NULL
+    std::memcpy(&table, driver, std::min(size_t(driver->size), sizeof table));
+    return table;
+  }();
+  return &whole;
 }
 
 // A missing function is named now, instead of a crash later.
@@ -78,6 +87,8 @@ void check_whole(const npu_driver& driver) {
   NPU_CHECK_HAS(launch);
   NPU_CHECK_HAS(copy);
 #undef NPU_CHECK_HAS
+  TORCH_CHECK(bool(driver.memory_release) == bool(driver.memory_restore), "the npu driver '", driver.name,
+              "' must have both of memory_release and memory_restore, or neither");
   const int cores = bool(driver.num_threads) + bool(driver.set_num_threads) + bool(driver.parallel_for);
   TORCH_CHECK(cores == 0 || cores == 3, "the npu driver '", driver.name,
               "' must have all of num_threads, set_num_threads and parallel_for, or none");

@@ -123,6 +123,19 @@ npu_status memory_discard(int device, void* address, size_t bytes) {
   return status;
 }
 
+npu_status memory_release(int device, void* address, size_t bytes) {
+  npu_status status;
+  if (auto* memory = memory_of(device, &status)) memory->release(address, bytes);
+  return status;
+}
+
+npu_status memory_restore(int device, void* address, size_t bytes) {
+  npu_status status;
+  auto* memory = memory_of(device, &status);
+  if (memory && !memory->restore(address, bytes)) return fail(NPU_ERROR_OUT_OF_MEMORY, "the memory of the device is used up");
+  return status;
+}
+
 npu_status host_allocate(size_t bytes, void** address) {  // all host memory is the same to a simulated device
   constexpr size_t kPage = 4096;
   void* allocated = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
@@ -266,6 +279,8 @@ constexpr npu_driver kDriver{
     .set_num_threads = &set_num_threads,
     .parallel_for = &parallel_for,
     .memory_check = &kMemoryCheck,
+    .memory_release = &memory_release,
+    .memory_restore = &memory_restore,
 };
 
 }  // namespace

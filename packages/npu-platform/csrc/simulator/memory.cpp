@@ -60,6 +60,21 @@ void DeviceMemory::unmap(void* address, size_t bytes) {
 
 void DeviceMemory::discard(void* address, size_t bytes) { madvise(address, bytes, MADV_DONTNEED); }
 
+void DeviceMemory::release(void* address, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  madvise(address, bytes, MADV_DONTNEED);
+  if (!checked_) mprotect(address, bytes, PROT_NONE);  // checked memory is opened and closed as a whole
+  mapped_ -= bytes;
+}
+
+bool DeviceMemory::restore(void* address, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (bytes > (checked_ ? span_ : capacity_) - mapped_) return false;
+  if (!checked_ && mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  mapped_ += bytes;
+  return true;
+}
+
 size_t DeviceMemory::free() {
   std::lock_guard lock(mutex_);
   return capacity_ - std::min(mapped_, capacity_);

@@ -19,6 +19,9 @@ class DeviceMemory {
   void unmap(void* address, size_t bytes);
   // The range reads as zero from now on, without being touched.
   void discard(void* address, size_t bytes);
+  // What is mapped gives its memory up, and keeps its addresses. An access to it is a fault of the process.
+  void release(void* address, size_t bytes);
+  bool restore(void* address, size_t bytes);  // false: the capacity is used up
 
   bool contains(const void* address) const { return size_t(static_cast<const char*>(address) - base_) < span_; }
   char* base() const { return base_; }

@@ -44,6 +44,8 @@ class NPUConfig:
     """Threads of the device's kernels in each worker; None: the cores of this process shared evenly by its ranks."""
     sampler: Literal["npu_ops", "torch"] = "npu_ops"
     """Top-k and top-p filter: npu-ops' own when it is installed, or vLLM's plain-torch one."""
+    sleep_folder: str | None = None
+    """Where sleep mode keeps what it will need again, in files without a name; None: in the host's memory."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the rules."""
@@ -55,6 +57,10 @@ class NPUConfig:
             raise ConfigurationError(msg)
         if self.sampler not in ("npu_ops", "torch"):
             msg = f"npu.sampler must be 'npu_ops' or 'torch', not {self.sampler!r}."
+            raise ConfigurationError(msg)
+        folder = self.sleep_folder
+        if folder is not None and not (isinstance(folder, str) and os.access(folder, os.W_OK | os.X_OK)):
+            msg = f"npu.sleep_folder must be a folder that can be written to, not {folder!r}; leave it out for memory."
             raise ConfigurationError(msg)
 
     @classmethod

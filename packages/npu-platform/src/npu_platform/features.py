@@ -50,11 +50,13 @@ def refuse_states_without_kernels(layers: Mapping[str, object], with_drafts: boo
 
 
 def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
-    """Switch prefix caching off where layers keep a state: vLLM asks for it by default, and no kernel copies states."""
+    """Switch prefix caching off where drafts meet states: vLLM then copies states by kernels without npu bodies."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     if model is None or not (model.is_hybrid or model.is_attention_free) or not cache.enable_prefix_caching:
         return
-    logger.warning("Prefix caching is off: the states of %s are not cached on npu yet.", model.architecture)
+    if vllm_config.speculative_config is None:
+        return
+    logger.warning("Prefix caching is off: the states of %s are not cached with speculation.", model.architecture)
     cache.enable_prefix_caching = False
     cache.mamba_cache_mode = "none"
     cache.mamba_block_size = model.max_model_len
@@ -66,9 +68,21 @@ def keep_states_in_float32(vllm_config: VllmConfig) -> None:
         vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
 
 
+def choose_sleep_mode(vllm_config: VllmConfig) -> None:
+    """Let the device's own pools sleep, where the user named no other of vLLM's registered ways."""
+    model = vllm_config.model_config
+    if model is not None and model.enable_sleep_mode and model.sleep_mode_backend == "cumem":
+        model.sleep_mode_backend = "npu"
+
+
 def disable_fusion_passes(vllm_config: VllmConfig) -> None:
-    """Switch vLLM's fusion passes off: their classes are imported on CUDA and XPU only, so they would not be found."""
+    """Switch vLLM's fusion passes off: their classes are imported on CUDA and XPU only, so they would not be found.
+
+    So are kernels that Inductor combines of several, which vLLM asks for: they are Triton's.
+    """
     compilation = vllm_config.compilation_config
+    for name in ("combo_kernels", "benchmark_combo_kernel"):
+        compilation.inductor_compile_config[name] = False
     for name in vars(compilation.pass_config):
         if name.startswith("fuse_") and getattr(compilation.pass_config, name):
             setattr(compilation.pass_config, name, False)

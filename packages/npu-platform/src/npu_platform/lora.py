@@ -98,10 +98,93 @@ class NPUPunicaWrapper(PunicaWrapperCPU):
         _shrink(products, x, (lora_a_stacked,), self._sampler_indices, scale)
         _expand(y, products, (lora_b_stacked,), self._sampler_indices, (y.shape[-1],), 0, add=True)
 
+    def add_lora_w13(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        expert_map: Tensor | None,
+        *_: Any,
+        add_inputs: bool = True,
+        **__: Any,
+    ) -> tuple[None, Tensor, None, Tensor]:
+        """Add x A_i^T B_i^T of each token's adapter and experts to y's next columns, those of the first layer.
+
+        y: [T, K, N]; x: [T, H]; lora_a_stacked: each [adapters, E, R, H]; lora_b_stacked: each [adapters, E, columns,
+        R]; topk_ids: [T, K]; expert_map: int32 [global experts], -1: not here. Returns what :meth:`add_lora_w2` wants:
+        second the expert of each of the T K rows, last the adapter; -1: none.
+        """
+        expert = (topk_ids if expert_map is None else expert_map[topk_ids.long()]).long()
+        adapter = self._token_lora_indices[: x.shape[0], None].expand_as(expert)
+        here = (adapter >= 0) & (expert >= 0)
+        routing = None, torch.where(here, expert, -1).flatten(), None, torch.where(here, adapter, -1).flatten()
+        rows = x[:, None].expand(-1, expert.shape[1], -1).reshape(expert.numel(), -1)
+        _add_experts(
+            y.view(expert.numel(), -1), rows, lora_a_stacked, lora_b_stacked, routing[1], routing[3], add_inputs
+        )
+        return routing
+
+    def add_lora_w2(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        topk_weights: Tensor,
+        sorted_token_ids_lora: None,
+        expert_ids_lora: Tensor,
+        num_tokens_post_padded_lora: None,
+        token_lora_mapping: Tensor,
+        *_: Any,
+        add_inputs: bool = True,
+        **__: Any,
+    ) -> None:
+        """Add weight * (x A^T) B^T to y, the second layer. y: [T, K, H]; x: [T K, I]; topk_weights: [T, K]."""
+        rows, weights = y.view(x.shape[0], -1), topk_weights.reshape(-1, 1).float()
+        _add_experts(
+            rows, x, lora_a_stacked, lora_b_stacked, expert_ids_lora, token_lora_mapping, add_inputs, weights=weights
+        )
+
+
+def _add_experts(
+    y: Tensor,
+    x: Tensor,
+    weights_a: Sequence[Tensor],
+    weights_b: Sequence[Tensor],
+    expert: Tensor,
+    adapter: Tensor,
+    add: bool,
+    weights: Tensor | None = None,
+) -> None:
+    """Add x A_i^T B_i^T to y [rows, N], A_i and B_i by each row's adapter and expert; `weights`: float32 [rows, 1]."""
+    products = x.new_empty(len(weights_a), x.shape[0], weights_a[0].shape[-2], dtype=torch.float32)
+    stacks, index = _by_pair(weights_a, expert, adapter)
+    _shrink(products, x, stacks, index, 1.0)
+    if weights is not None:
+        products *= weights
+    stacks, index = _by_pair(weights_b, expert, adapter)
+    _expand(y, products, stacks, index, [stack.shape[-2] for stack in stacks], 0, add)
+
+
+def _by_pair(stacks: Sequence[Tensor], expert: Tensor, adapter: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return stacks [adapters, E, N, K] as [adapters * E, 1, N, K], and each row's place there.
+
+    Where all experts share a matrix (their stride is 0), it stays [adapters, 1, N, K].
+    """
+    experts = stacks[0].shape[1]
+    if experts > 1 and stacks[0].stride(1) == 0:
+        return [stack[:, :1] for stack in stacks], adapter
+    pairs = torch.where(adapter >= 0, adapter * experts + expert, -1)
+    return [stack.flatten(0, 1)[:, None] for stack in stacks], pairs
+
 
 def _shrink(
     y: tuple[Tensor, ...] | Tensor, x: Tensor, weights: Sequence[Tensor], indices: Tensor, scale: float
 ) -> None:
+    x = x.to(weights[0].dtype)  # that of --lora-dtype
     if not hasattr(torch.ops.npu_ops, "lora_shrink"):
         for product, stack in zip(y, weights, strict=True):
             product.zero_()
@@ -121,6 +204,12 @@ def _expand(
     offset: int,
     add: bool,
 ) -> None:
+    if weights[0].dtype != y.dtype:
+        part = y[:, offset : offset + sum(columns)]
+        wide = part.to(weights[0].dtype)
+        _expand(wide, x, weights, indices, columns, 0, add)
+        part.copy_(torch.where((indices[: y.shape[0]] >= 0)[:, None], wide.to(y.dtype), part))
+        return
     for products, chosen in _slices(x, weights):
         counts = list(columns[: len(chosen)])
         columns = columns[len(chosen) :]

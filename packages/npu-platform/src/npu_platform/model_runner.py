@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,21 @@ from tqdm import tqdm
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor
+from vllm.logger import init_logger
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from npu_platform import compat
 from npu_platform.config import NPUConfig
 from npu_platform.features import refuse_states_without_kernels
-from npu_platform.graphs.wrapper import NPUGraphWrapper
+from npu_platform.graphs.wrapper import NPUGraphWrapper, count_graphs
 from npu_platform.kv_zeroing import caches_by_block
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+logger = init_logger("vllm.npu_platform.model_runner")
 
 
 class NPUAsyncOutput(AsyncGPUModelRunnerOutput):
@@ -97,8 +102,12 @@ class NPUModelRunner(GPUModelRunner):
 
     def capture_model(self) -> int:
         """Capture the decode graphs; return the bytes that they hold."""
+        before = time.perf_counter()
         with compat.graph_capture_on_npu():
-            return super().capture_model()
+            held = super().capture_model()
+        took, graphs = time.perf_counter() - before, count_graphs(self.vllm_config)
+        logger.info("npu graphs: %d captured in %.2f s, hold %.1f MiB", graphs, took, held / 2**20)
+        return held
 
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, *args: Any, **kwargs: Any

@@ -89,8 +89,10 @@ class NPUPlatform(Platform):
         return True
 
     def is_sleep_mode_available(self) -> bool:
-        """Raise UnsupportedFeatureError: vLLM asks where sleep mode is on, and would refuse it without a way out."""
-        msg = "Sleep mode is not there yet on npu: leave out --enable-sleep-mode."
+        """Say True; raise UnsupportedFeatureError for a driver without it: vLLM would refuse it without a way out."""
+        if torch.npu.can_suspend_pools():
+            return True
+        msg = "The driver of this npu cannot take memory back and keep its addresses: leave out --enable-sleep-mode."
         raise UnsupportedFeatureError(msg)
 
     def is_cumem_allocator_available(self) -> bool:
@@ -130,8 +132,10 @@ class NPUPlatform(Platform):
     def register_triton_kernel_overrides(cls) -> None:
         """Give every Triton kernel that the V1 runner launches a body in torch ops."""
         from npu_platform.sampling.triton_bodies import register_triton_bodies
+        from npu_platform.state_copies import register_state_copies
 
         register_triton_bodies()
+        register_state_copies()
 
     # --- configuration ----------------------------------------------------------------------------------------
 
@@ -174,6 +178,7 @@ class NPUPlatform(Platform):
         config.NPUConfig.from_additional_config(vllm_config.additional_config)
         features.refuse_unsupported(vllm_config)
         features.disable_fusion_passes(vllm_config)
+        features.choose_sleep_mode(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         numa.bind_ranks(vllm_config.parallel_config)
@@ -230,6 +235,11 @@ class NPUPlatform(Platform):
     def get_static_graph_wrapper_cls(cls) -> str:
         """Return the wrapper that captures and replays one callable."""
         return "npu_platform.graphs.wrapper.NPUGraphWrapper"
+
+    @classmethod
+    def get_pass_manager_cls(cls) -> str:
+        """Return vLLM's passes for Inductor, without the one that needs vLLM's own CUDA ops."""
+        return "npu_platform.compilation.NPUPassManager"
 
     @classmethod
     def get_punica_wrapper(cls) -> str:

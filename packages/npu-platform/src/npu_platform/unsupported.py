@@ -59,9 +59,11 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     if model.is_moe:
         yield from _experts(vllm_config)
     if vllm_config.lora_config is not None:
-        yield from _lora(vllm_config.lora_config, model)
+        yield from _lora(vllm_config.lora_config)
     if model.is_hybrid or model.is_attention_free:
         yield from _states(vllm_config, model)
+    if model.enable_nccl_comm_suspend:
+        yield "NCCL is a part of CUDA: leave out --enable-nccl-comm-suspend."
     if model.is_diffusion or vllm_config.diffusion_config is not None:
         yield "Diffusion language models need the V2 model runner, which is not there on npu: serve another model."
     if model.multimodal_config is not None:
@@ -78,9 +80,7 @@ def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
         yield f"vLLM's code for {architecture} calls Triton while it is made: serve another model."
 
 
-def _lora(lora: LoRAConfig, model: ModelConfig) -> Iterator[str]:
-    if lora.lora_dtype not in ("auto", model.dtype):
-        yield "LoRA adapters are multiplied in the model's dtype on npu: leave out --lora-dtype."
+def _lora(lora: LoRAConfig) -> Iterator[str]:
     if lora.fully_sharded_loras:
         yield "Each rank holds one whole matrix of an adapter on npu: leave out --fully-sharded-loras."
     if lora.enable_tower_connector_lora:
@@ -121,8 +121,10 @@ def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
 def _experts(vllm_config: VllmConfig) -> Iterator[str]:
     if not hasattr(torch.ops.npu_ops, "fused_experts"):
         yield f"Mixture-of-experts models need the kernels of npu-ops: {_way_to_ops()}, or serve a dense model."
-    if vllm_config.lora_config is not None:
-        yield "LoRA has no npu kernels for mixture-of-experts models yet: leave out --enable-lora."
+    if vllm_config.lora_config is not None and vllm_config.quant_config is not None:
+        yield "Adapters have no npu kernels for quantised experts: leave out --enable-lora."
+    if vllm_config.lora_config is not None and vllm_config.parallel_config.data_parallel_size > 1:
+        yield "Adapters of experts stay on their data-parallel rank: leave out --enable-lora or --data-parallel-size."
     if vllm_config.kernel_config.moe_backend != "auto":
         yield "Experts are computed by npu-ops: leave out --moe-backend."
     if vllm_config.parallel_config.expert_placement_strategy != "linear":
@@ -179,13 +181,11 @@ def _attention(vllm_config: VllmConfig) -> Iterator[str]:
 
 def _compilation(vllm_config: VllmConfig) -> Iterator[str]:
     compilation = vllm_config.compilation_config
-    if compilation.mode or compilation.compile_mm_encoder:
+    if compilation.cudagraph_mm_encoder or compilation.compile_mm_encoder:
         yield (
-            "Compilation is not there on npu, and nothing waits for it: leave out the mode and compile_mm_encoder in "
-            "--compilation-config."
+            "Encoders of images are neither compiled nor captured on npu: leave out compile_mm_encoder and "
+            "cudagraph_mm_encoder in --compilation-config."
         )
-    if compilation.cudagraph_mm_encoder:
-        yield "Encoders of images are not captured on npu: leave out cudagraph_mm_encoder in --compilation-config."
 
 
 def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
@@ -217,8 +217,8 @@ def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
     weights = vllm_config.weight_transfer_config
     if weights is not None and weights.backend in _GPU_WEIGHT_TRANSFER:
         yield (
-            f"Weights are transferred by {weights.backend!r} between GPUs only: leave out --weight-transfer-config, or "
-            "name an engine of your own that a plugin registers."
+            f"Weights are transferred by {weights.backend!r} between GPUs only: name npuccl as the backend in "
+            "--weight-transfer-config, or an engine of your own that a plugin registers."
         )
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
     asked = cache.kv_offloading_size is not None and cache.kv_offloading_backend == "native"

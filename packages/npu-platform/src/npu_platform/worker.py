@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +19,18 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa, openmp
+from npu_platform import batch_invariance, compat, numa, openmp, sleep_mode
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
 from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
+from npu_platform.sleep_mode import NPUSleepMode
 from npu_platform.start_times import StartTimes
 from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -95,11 +98,13 @@ class NPUWorker(Worker):
         vLLM sets torch to one thread for serving, because OpenMP threads spin; on the software NPU those threads
         are the device's, and :mod:`npu_platform.openmp` makes them sleep instead.
         """
+        if self.vllm_config.weight_transfer_config is not None:
+            from npu_platform import weight_transfer  # noqa: F401 - registers the engine
         with self.start_times.part("model and weights"):
             super().load_model(load_dummy_weights=load_dummy_weights)
         openmp.sleep_after_loops()
         torch.set_num_threads(torch.npu.get_num_threads())
-        with self.start_times.part("layers measured"):
+        with self.start_times.part("layers measured"), self._maybe_get_memory_pool_context("weights"):
             for model in self.model_runner.models():
                 warm_up(model, self.scheduler_config.max_num_batched_tokens)
         logger.info("npu layers:\n%s", "\n".join(text(self.layer_implementations())))
@@ -120,6 +125,8 @@ class NPUWorker(Worker):
         """Capture the decode graphs and run the sampler once."""
         with compat.without_kernel_warmup(), self.start_times.part("graphs and sampler"):
             times = super().compile_or_warm_up_model()
+        if self.model_config.sleep_mode_offload_cudagraph and isinstance(self.sleep_mode_backend, NPUSleepMode):
+            self.sleep_mode_backend.add_graphs(current_platform.get_global_graph_pool())
         logger.info("npu worker: %s", "; ".join(f"{name}={value}" for name, value in self.summary().items()))
         ledger = self.memory_ledger()
         logger.info("npu worker: %s", ledger.text())
@@ -167,9 +174,19 @@ class NPUWorker(Worker):
 
         return NPUModelRunner(self.vllm_config, self.device)
 
+    @property
+    def sleep_mode_backend(self) -> SleepModeBackend:
+        """What sleeps; vLLM's factory makes it at the first use."""
+        sleep_mode.register()
+        return super().sleep_mode_backend
+
     def _maybe_get_memory_pool_context(self, tag: str) -> contextlib.AbstractContextManager[None]:
         # vLLM asks for a sleep-mode allocator here on every device that it does not know, even with sleep off.
-        return contextlib.nullcontext()
+        if not self.model_config.enable_sleep_mode or not isinstance(self.sleep_mode_backend, NPUSleepMode):
+            return contextlib.nullcontext()
+        folder = self.npu_config.sleep_folder
+        self.sleep_mode_backend.folder = None if folder is None else Path(folder)
+        return self.sleep_mode_backend.memory_of(tag)
 
     def _first_of_engine(self) -> int:
         """Return the first of this engine's places among the devices that its data-parallel replicas share, else 0."""

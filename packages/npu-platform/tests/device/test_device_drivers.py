@@ -98,6 +98,13 @@ def test_what_a_driver_cannot_do_is_refused(compile_driver, run_python: RunPytho
     driver = str(compile_driver())
     checked = run_python(program, NPU_DEVICE=driver, NPU_DEBUG="memory")
     assert "NPU_DEBUG=memory cannot be used: the npu driver 'smallest'" in checked.stdout
+    sleepless = (
+        "import torch\npool = torch.npu.MemPool()\nprint(torch.npu.can_suspend_pools(), torch.npu.is_initialized())\n"
+        "try: torch.npu.suspend_pool(pool)\nexcept RuntimeError as error: print(error)"
+    )
+    for macros in ((), ("-DOLD_TABLE",)):  # a table without functions at its end, and one that ends before them
+        done = run_python(sleepless, NPU_DEVICE=str(compile_driver(*macros)))
+        assert done.stdout.startswith("False False\nnpu: the driver 'smallest' cannot take memory back"), done.stderr
     wrong = run_python(program, NPU_DEVICE=f"{driver}:slow")
     assert "the one option is 'fast'" in wrong.stdout
 

@@ -278,7 +278,7 @@ def test_what_a_pool_has_cached_is_released_when_asked_for_or_wanted() -> None:
     fill_and_free()
     torch.npu.empty_cache()
     assert torch.npu.memory_reserved() == base + 40 * MIB, "of the common pool alone"
-    torch.npu.memory._C._empty_cache_of_pool(pool.id[1])
+    pool.empty_cache()
     assert torch.npu.memory_reserved() == base
     torch.npu.set_per_process_memory_fraction((base + 64 * MIB) / total)
     try:
@@ -297,7 +297,7 @@ def test_the_pool_of_a_graph_is_not_released_under_it() -> None:
     with torch.npu.graph(graph):
         y = ((x + 1) * 2).sum()
     reserved = torch.npu.memory_reserved()
-    torch.npu.memory._C._empty_cache_of_pool(graph.pool()[1])
+    torch.npu.memory._C.empty_cache_of_pool(graph.pool()[1])
     assert torch.npu.memory_reserved() == reserved
     torch.npu.set_per_process_memory_fraction((reserved + 2 * MIB) / total)
     try:

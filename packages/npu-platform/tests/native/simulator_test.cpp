@@ -144,6 +144,26 @@ void discarded_memory_reads_as_zero() {
   CHECK(simulator.memory_unmap(0, address, NPU_MEMORY_GRANULE) == NPU_OK);
 }
 
+void released_memory_counts_as_free_and_keeps_its_address() {
+  const size_t before = free_bytes(0);
+  void* address = nullptr;
+  CHECK(simulator.memory_map(0, 3 * NPU_MEMORY_GRANULE, &address) == NPU_OK);
+  std::memset(address, 7, 3 * NPU_MEMORY_GRANULE);
+  char* middle = static_cast<char*>(address) + NPU_MEMORY_GRANULE;
+  CHECK(simulator.memory_release(0, middle, NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(free_bytes(0) == before - 2 * NPU_MEMORY_GRANULE);
+  void* other = nullptr;
+  CHECK(simulator.memory_map(0, free_bytes(0), &other) == NPU_OK);
+  CHECK(other != middle);
+  CHECK(simulator.memory_restore(0, middle, NPU_MEMORY_GRANULE) == NPU_ERROR_OUT_OF_MEMORY);
+  CHECK(simulator.memory_unmap(0, other, before - 2 * NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(simulator.memory_restore(0, middle, NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(std::count(middle, middle + NPU_MEMORY_GRANULE, 0) == long(NPU_MEMORY_GRANULE));
+  CHECK(middle[-1] == 7 && middle[NPU_MEMORY_GRANULE] == 7);
+  CHECK(simulator.memory_unmap(0, address, 3 * NPU_MEMORY_GRANULE) == NPU_OK);
+  CHECK(free_bytes(0) == before);
+}
+
 void all_memory_can_be_had_and_no_more() {
   std::vector<void*> granules;
   void* address = nullptr;
@@ -241,6 +261,7 @@ int main() {
   a_loop_inside_a_loop_runs_on_its_caller();
   memory_of_several_threads_at_once();
   discarded_memory_reads_as_zero();
+  released_memory_counts_as_free_and_keeps_its_address();
   all_memory_can_be_had_and_no_more();
   wrong_calls_say_what_is_wrong();
   streams_and_events();

@@ -136,7 +136,11 @@ static const npu_driver driver = {
 #else
     .abi = NPU_DRIVER_ABI,
 #endif
+#ifdef OLD_TABLE
+    .size = offsetof(npu_driver, memory_release),
+#else
     .size = sizeof(npu_driver),
+#endif
     .name = "smallest",
     .device_name = "Smallest NPU",
     .major = 3,

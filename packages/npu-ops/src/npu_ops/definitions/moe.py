@@ -127,7 +127,7 @@ def experts_of(
         inner = rounded(x.to(wide), 0) @ w13(expert).to(wide).t() * (weight if weigh_input else 1)
         if bias13 is not None:
             inner = inner + bias13[expert].to(wide)
-        y = _activated(inner, down.shape[1], activation, interleaved, alpha, beta, limit).to(x.dtype).to(wide)
+        y = activated(inner, down.shape[1], activation, interleaved, alpha, beta, limit).to(x.dtype).to(wide)
         y = rounded(y, 1) @ down.t()
         if bias2 is not None:
             y = y + bias2[expert].to(wide)
@@ -135,9 +135,10 @@ def experts_of(
     return out.to(x.dtype)
 
 
-def _activated(
+def activated(
     inner: Tensor, width: int, activation: str, interleaved: bool, alpha: float, beta: float, limit: float
 ) -> Tensor:
+    """Apply the gate of fused_experts. inner: [..., 2 width], or [..., width] without a gate; returns [..., width]."""
     gated = inner.shape[-1] == 2 * width
     if not gated:
         gate, up = inner, None

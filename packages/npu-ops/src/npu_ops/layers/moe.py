@@ -25,6 +25,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from npu_ops.errors import UnsupportedLayerError
+from npu_ops.layers.experts_with_lora import kernel_with_lora
 from npu_ops.layers.linear import NpuLinear
 
 ops = torch.ops.npu_ops
@@ -118,6 +119,13 @@ class NpuFusedMoEMethod(UnquantizedFusedMoEMethod):
         """Raises UnsupportedLayerError for an activation without a kernel."""
         super().__init__(moe)
         self._gate = gate_of(moe)
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Make the experts that vLLM's adapters of a mixture want, where adapters are on."""
+        super().process_weights_after_loading(layer)
+        if self.moe.is_lora_enabled and self.moe_kernel is None:
+            self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+            self.moe_kernel = kernel_with_lora(self.moe, self.moe_quant_config, self._gate)
 
     @property
     def is_monolithic(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNormGated
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -17,6 +18,7 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, Mixer2RMS
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 ops = torch.ops.npu_ops
 
@@ -124,6 +126,10 @@ class NpuMambaMixer(LayerWithKernels, MambaMixer):
 @MambaMixer2.register_oot(name="MambaMixer2")
 class NpuMambaMixer2(LayerWithKernels, MambaMixer2):
     """Mamba-2 on the kernels."""
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
+        """Return the states' sizes, without vLLM's checkpoints inside a step: steps end where a state is cached."""
+        return MambaBase.get_kv_cache_spec(self, vllm_config)
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """projected_states: [T, gate, convolved, dt side by side]; writes output [T, heads * width]."""

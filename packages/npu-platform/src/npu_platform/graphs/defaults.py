@@ -15,6 +15,8 @@ whatever the batch; each further size costs start-up time."""
 def apply_graph_defaults(vllm_config: VllmConfig) -> None:
     """Choose no compilation, decode graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``.
 
+    Graphs of pieces bring compilation with them, which cuts the model into them.
+
     With speculation, graphs are of any batch with so many tokens: drafts are found for some requests and in some steps
     only, and vLLM's graphs of decode alone are for batches in which each request has all of its drafts.
     """
@@ -22,7 +24,8 @@ def apply_graph_defaults(vllm_config: VllmConfig) -> None:
 
     compilation = vllm_config.compilation_config
     if compilation.mode is None:
-        compilation.mode = CompilationMode.NONE
+        in_pieces = compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_piecewise_cudagraphs()
+        compilation.mode = CompilationMode.VLLM_COMPILE if in_pieces else CompilationMode.NONE
     if compilation.cudagraph_mode is None:
         mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
         compilation.cudagraph_mode = CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY

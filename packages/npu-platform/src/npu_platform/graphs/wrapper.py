@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.compilation.cuda_graph import CUDAGraphEntry, CUDAGraphWrapper
@@ -10,6 +12,9 @@ from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, get_forward_context, is_forward_context_available
 from vllm.utils.torch_utils import weak_ref_tensors
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 class NPUGraphWrapper(CUDAGraphWrapper):
@@ -42,7 +47,9 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     def _capture(self, batch: BatchDescriptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         validate_cudagraph_capturing_enabled()
         graph = torch.npu.NPUGraph()
-        with torch.npu.graph(graph, pool=self.graph_pool):
+        # Garbage goes before the first of a model's pieces alone: to look for it takes longer than to capture one.
+        capture = _capture if self.cudagraph_options.gc_disable else torch.npu.graph
+        with capture(graph, pool=self.graph_pool):
             output = self.runnable(*args, **kwargs)
         entry = CUDAGraphEntry(batch_descriptor=batch, cudagraph=graph)
         # The graph's pool owns the output's memory; a strong reference here would keep it from being reused by
@@ -50,3 +57,18 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         entry.output = weak_ref_tensors(output)
         self.concrete_cudagraph_entries[batch] = entry
         return output
+
+
+def count_graphs(vllm_config: VllmConfig) -> int:
+    """Return how many graphs an engine has captured in this process; a step of pieces has one for each."""
+    wrappers = (wrapper for wrapper in CUDAGraphWrapper._all_instances if wrapper.vllm_config is vllm_config)
+    return sum(len(wrapper.concrete_cudagraph_entries) for wrapper in wrappers)
+
+
+@contextlib.contextmanager
+def _capture(graph: Any, pool: tuple[int, int]) -> Iterator[None]:
+    graph.capture_begin(pool)
+    try:
+        yield
+    finally:
+        graph.capture_end()

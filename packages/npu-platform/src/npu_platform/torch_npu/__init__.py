@@ -38,6 +38,7 @@ if inactive_reason() is None:
     from .memory import *  # noqa: F403
     from .random import *  # noqa: F403
     from .sensors import *  # noqa: F403
+    from .sleeping_pools import *  # noqa: F403
     from .streams import *  # noqa: F403
 
 

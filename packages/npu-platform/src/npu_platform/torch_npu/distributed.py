@@ -13,7 +13,7 @@ import torch.distributed
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "make_backend"]
 
 BACKEND = "npuccl"
 logger = logging.getLogger("vllm.npu_platform.distributed")
@@ -22,12 +22,13 @@ logger = logging.getLogger("vllm.npu_platform.distributed")
 def register_backend() -> None:
     """Register ``npuccl`` for npu tensors, e.g. ``init_process_group("cpu:gloo,npu:npuccl")``."""
     if torch.distributed.is_available() and not hasattr(torch.distributed.Backend, BACKEND.upper()):
-        torch.distributed.Backend.register_backend(BACKEND, _create, devices=["npu"])
+        torch.distributed.Backend.register_backend(BACKEND, make_backend, devices=["npu"])
 
 
-def _create(
+def make_backend(
     store: torch.distributed.Store, rank: int, size: int, timeout: timedelta
 ) -> torch._C._distributed_c10d.Backend:
+    """Return the collectives of rank `rank` of `size`, which meet at `store`, outside of any ``ProcessGroup``."""
     from npu_platform import _C
 
     host = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)

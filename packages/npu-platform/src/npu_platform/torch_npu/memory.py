@@ -180,6 +180,10 @@ class MemPool:
         """Return the segments of this pool, as :func:`memory_snapshot` does."""
         return memory_snapshot(self.id, include_traces)
 
+    def empty_cache(self) -> None:
+        """Give memory of this pool that no tensor holds back to the devices."""
+        _C.empty_cache_of_pool(self.id[1])
+
     def use_count(self) -> int:
         """Return how many hold the pool: this object, and the graphs captured into it."""
         return _C.pool_users(self.id[1])
