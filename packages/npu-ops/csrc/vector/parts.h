@@ -6,11 +6,12 @@
 namespace npu_ops {
 namespace {
 
-// fn(first, count) for rows in parts of equal size that bound the scratch memory.
+constexpr int64_t kMostRows = 1024;
+
+// fn(first, count) for rows in parts of equal size, of `most` rows at most, that bound the scratch memory.
 template <class Fn>
-inline void in_parts(int64_t rows, const Fn& fn) {
-  constexpr int64_t kMost = 1024;
-  const int64_t parts = ceil_div(rows, kMost);
+inline void in_parts(int64_t rows, const Fn& fn, int64_t most = kMostRows) {
+  const int64_t parts = ceil_div(rows, most);
   for (int64_t i = 0; i < parts; ++i) fn(i * rows / parts, (i + 1) * rows / parts - i * rows / parts);
 }
 

@@ -203,14 +203,39 @@ struct FetchRows {
   }
 };
 
-// c[count][kBlockColumns] = rows of x by panels of weight rows; `x(i)` and `row(j)` are addresses, `rows(panel)` how many of the
-// panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the thread's scratch slots 0, 1.
+// Rows of x that are floats already: whoever multiplies them by many blocks converts them once.
+struct FloatRows {
+  const float* data;
+  int64_t ld;
+};
+
+// The rows [first, first + count) of x as floats from element `from` on, `lda` apart, in `a`.
+template <class T, class X>
+NPU_INLINE void rows_as_floats(float* a, int64_t lda, const X& x, int64_t first, int64_t count, int64_t last, int64_t from, int64_t depth) {
+  for (int64_t i = 0; i < count; ++i) {
+    const T *line = x(first + i) + from, *later = x(lesser(first + i + 2, last)) + from;
+    for_vectors(depth, [&](int64_t j, auto n) {
+      __builtin_prefetch(later + j);
+      store(a + i * lda + j, load_n(line + j, n));
+    });
+  }
+}
+
+// c[count][kBlockColumns] = rows of x by panels of weight rows; `x(i)` and `row(j)` are addresses, or x is FloatRows; `rows(panel)`: how
+// many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the thread's scratch
+// slots 0, 1.
 template <class T, class X, class Row, class Rows>
 inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
-  constexpr int64_t kDepth = kBlockDepth<T>, lda = kDepth + W;
+  constexpr bool kReady = __is_same(X, FloatRows);
+  constexpr int64_t kDepth = kBlockDepth<T>;
   const int64_t size = WeightPanel<T>::size(kDepth);
   float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kBlockPanels * size));
-  float* a = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockRows * lda));
+  int64_t lda = kDepth + W;
+  [[maybe_unused]] float* copy = nullptr;
+  if constexpr (kReady)
+    lda = x.ld;
+  else
+    copy = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockRows * lda));
   if (k == 0) memset(c, 0, sizeof(float) * count * kBlockColumns);
   for (int64_t from = 0; from < k; from += kDepth) {
     const int64_t depth = lesser(kDepth, k - from);
@@ -224,13 +249,11 @@ inline void block_product(float* c, int64_t count, const X& x, const Row& row, c
     const int64_t parts = ceil_div(count, kBlockRows);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t m = part * count / parts, some = (part + 1) * count / parts - m;
-      for (int64_t i = 0; i < some; ++i) {
-        const T *line = x(m + i) + from, *later = x(lesser(m + i + 2, count - 1)) + from;
-        for_vectors(depth, [&](int64_t j, auto n) {
-          __builtin_prefetch(later + j);
-          store(a + i * lda + j, load_n(line + j, n));
-        });
-      }
+      const float* a = copy;
+      if constexpr (kReady)
+        a = x.data + m * lda + from;
+      else
+        rows_as_floats<T>(copy, lda, x, m, some, count - 1, from, depth);
       for (int64_t j = 0; j < kBlockPanels; ++j)
         for (int64_t step = 0; rows(j) > 0 && step < depth; step += kBlockStep)
           weight_panel_product<T>(some, c + m * kBlockColumns + j * kPanel, kBlockColumns, a + step, lda, b + j * size + WeightPanel<T>::size(step),

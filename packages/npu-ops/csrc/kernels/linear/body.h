@@ -31,6 +31,10 @@ constexpr int64_t kFewRows = __is_same(T, bf16) ? 64 : 18;  // shifts widen a we
 constexpr int64_t kFewRows = 18;
 #endif
 
+// Rows of x at a time where there are more. Their floats are in the cache that the cores share, and in a core's own their results in a
+// block of columns; but each part of the rows packs the weights anew.
+constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
+
 constexpr int64_t kGroupRows = 48;       // weight rows of a group: a multiple of what row_products takes at a time
 constexpr int64_t kGroupBytes = 131072;  // of them; L2 holds the group, and the rows of x
 
@@ -88,11 +92,10 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
 }
 
 template <class T, class Epilogue>
-inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, int64_t column, int64_t columns, bool more) {
+inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, const FloatRows& x, int64_t column, int64_t columns, bool more) {
   constexpr int64_t kSide = kBlockColumns / Epilogue::kSides, kPanels = kBlockPanels / Epilogue::kSides;
   float* c = static_cast<float*>(thread_scratch(2, sizeof(float) * p.m * kBlockColumns));
   const T *w = static_cast<const T*>(p.w) + column * p.ldw, *ups = w + p.n / 2 * p.ldw;
-  const auto x = [&](int64_t i) { return static_cast<const T*>(p.x) + i * p.ldx; };
   const auto row = [&](int64_t j) { return Epilogue::kSides == 1 || j < kSide ? w + j * p.ldw : ups + (j - kSide) * p.ldw; };
   const auto rows = [&](int64_t panel) { return lesser(kPanel, columns - panel % kPanels * kPanel); };
   block_product<T>(c, p.m, x, row, rows, p.k, more ? kSide * p.ldw : 0);
@@ -102,10 +105,17 @@ inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, int6
 template <class T, class Epilogue>
 inline void linear_many(const LinearParams& p, const Epilogue& epilogue, const Parallel& parallel) {
   constexpr int64_t kSide = kBlockColumns / Epilogue::kSides;
-  const int64_t columns = p.n / Epilogue::kSides, blocks = ceil_div(columns, kSide);
+  const int64_t columns = p.n / Epilogue::kSides, blocks = ceil_div(columns, kSide), ldx = p.k % 512 ? p.k : p.k + W;
+  float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (p.m * ldx + W)));
+  parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const T* line = static_cast<const T*>(p.x) + m * p.ldx;
+      for_vectors(p.k, [&](int64_t j, auto n) { store_n(x + m * ldx + j, load_n(line + j, n), n); });
+    }
+  });
   parallel(blocks, greater(1, blocks / (16 * parallel.num_threads())), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      linear_columns<T>(p, epilogue, i * kSide, lesser(kSide, columns - i * kSide), i + 1 < end && (i + 2) * kSide <= columns);
+      linear_columns<T>(p, epilogue, {x, ldx}, i * kSide, lesser(kSide, columns - i * kSide), i + 1 < end && (i + 2) * kSide <= columns);
   });
 }
 
@@ -117,11 +127,12 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
     if (p.m > kTooFewForTiles || batch_invariant()) return linear_tiles<Epilogue>(p, parallel);
 #endif
   if (p.m <= kFewRows<T>) return linear_few<T>(p, Epilogue<T>{p}, parallel);
-  if (!batch_invariant()) return linear_many<T>(p, Epilogue<T>{p}, parallel);
-  in_parts(p.m, [&](int64_t first, int64_t count) {
+  const bool few = batch_invariant();
+  const auto product = [&](int64_t first, int64_t count) {
     const LinearParams part = some_rows<T>(p, first, count);
-    linear_few<T>(part, Epilogue<T>{part}, parallel);
-  });
+    few ? linear_few<T>(part, Epilogue<T>{part}, parallel) : linear_many<T>(part, Epilogue<T>{part}, parallel);
+  };
+  in_parts(p.m, product, few ? kMostRows : lesser(kMostFloatRows, greater(kLeastRows, kFloatBytes / (4 * greater(1, p.k)))));
 }
 
 template <template <class> class Epilogue>
