@@ -18,7 +18,7 @@ USE_ALONE = {
     "npu-platform": "import torch; assert torch.ones(2, device='npu').sum().item() == 2",
     "npu-ops": "import torch, npu_ops; print(torch.ops.npu_ops.silu_and_mul(torch.ones(2, 4)))",
     "npu-kvconnector": "import npu_kvconnector; from npu_kvconnector import cli; print(npu_kvconnector.__name__)",
-    "npu-statlogger": "from npu_statlogger.sketch import Sketch; s = Sketch(); s.add([1.0]); print(s.quantile(0.5))",
+    "npu-statlogger": "from npu_statlogger.cli import main; assert main(['dashboard', 'alerts']) == main(['doctor']) == 0",
 }
 """What must work in an environment with torch and this distribution, and without vLLM."""
 

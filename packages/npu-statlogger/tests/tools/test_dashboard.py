@@ -16,14 +16,14 @@ from grafana_foundation_sdk.cog import encoder
 from grafana_foundation_sdk.models import dashboard as grafana
 
 from npu_statlogger.cli import main
+from npu_statlogger.fold import Batch
 from npu_statlogger.metrics import Kind, metrics
+from npu_statlogger.sinks.families import PREFIX, Families
+from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools.dashboard import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-OURS = "npu_statlogger_"
-"""What the logger's sink for Prometheus puts before the names of figures."""
 
 VARIABLES = {"$__rate_interval": "5m", "$model": "m", "$engine": "0"}
 
@@ -63,20 +63,30 @@ def selectors(expression: object) -> Iterator[Any]:
             yield from selectors(part)
 
 
-def test_each_metric_is_one_that_vllm_or_the_logger_exports() -> None:
+def test_each_metric_of_vllm_is_one_that_it_exports() -> None:
     """The table of metrics agrees with vLLM's own (test_metrics.py); tests/e2e asks a server."""
     exported = {(metric.kind, metric.name) for metric in metrics() if not metric.own}
-    ours = {(metric.kind, metric.name) for metric in metrics()}
     names = {selector.name for text in expressions() for selector in selectors(promql.parse(text))}
-    assert len(names) > 30
-    for name in names:
-        full = name.removeprefix("vllm:").removeprefix(OURS)
-        plain, _, suffix = full.rpartition("_")
+    theirs = {name.removeprefix("vllm:") for name in names if not name.startswith(PREFIX)}
+    assert len(theirs) > 25
+    for name in theirs:
+        plain, _, suffix = name.rpartition("_")
         kind = {"total": Kind.COUNTER, "bucket": Kind.DISTRIBUTION, "count": Kind.DISTRIBUTION}.get(suffix)
-        if name.startswith(OURS):  # a distribution is a summary there, of the plain name
-            assert ((kind, plain) if kind else (Kind.DISTRIBUTION, full)) in ours, name
-        else:
-            assert ((kind, plain) if kind else (Kind.GAUGE, full)) in exported, name
+        assert ((kind, plain) if kind else (Kind.GAUGE, name)) in exported, name
+
+
+def test_each_metric_of_the_logger_is_one_that_its_collector_exports() -> None:
+    batch = Batch()
+    batch.counters.update({"records_dropped": 1, "records_failed": 1, "sink_lines_dropped.otlp": 1})
+    batch.values.update({"time_to_first_token_seconds": [0.1], "inter_token_latency_seconds": [0.1]})
+    snapshot, families = Snapshot(1, 2, {"host:1"}, {"m"}, {0}), Families("m")
+    snapshot.add(batch, 0)
+    families.add([snapshot])
+    samples = {sample.name: set(sample.labels) for family in families.collect() for sample in family.samples}
+    asked = [each for text in expressions() for each in selectors(promql.parse(text)) if each.name.startswith(PREFIX)]
+    assert {each.name for each in asked} <= samples.keys()
+    for each in asked:
+        assert {matcher.name for matcher in each.matchers.matchers} <= samples[each.name], each.name
 
 
 def test_the_dashboard_is_one_of_grafanas() -> None:
