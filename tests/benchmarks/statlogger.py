@@ -146,7 +146,10 @@ async def engine(folder: Path, rounds: int) -> str:
                     loggers.remove(each)
     finally:
         llm.shutdown()
-    rows = ["| | time between tokens, median of rounds, ms | less, 95 % of rounds | more |", "|---|---|---|---|"]
+    rows = [
+        "| | time between tokens, median of rounds, ms | 2.5 % of rounds below | 2.5 % above |",
+        "|---|---|---|---|",
+    ]
     for name, values in gaps.items():
         rows.append(
             f"| {name} | {median(values) * 1e3:.3f} | {quantile(values, 0.025) * 1e3:.3f} | {quantile(values, 0.975) * 1e3:.3f} |"
