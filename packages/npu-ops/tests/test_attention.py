@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,6 +118,12 @@ def test_long_sequences_are_split_and_merged(isa, heads):
     Batch([1, 1], [5000, 260], (heads, 1), 32).compare(options(sinks=torch.randn(heads)))
 
 
+@pytest.mark.parametrize("option", [options(), options(scale=1.0), options(left=600)], ids=["soft", "sharp", "window"])
+def test_many_queries_meet_several_blocks_of_keys(isa, dtype, option):
+    """What is kept from block to block: peaks, which sharp logits raise, and sums."""
+    Batch([70, 9], [1300, 1100], dtype=dtype).compare(option)
+
+
 def test_padding_rows_are_left_alone(isa):
     batch = Batch([1, 1, 1], [30, 0, -1])
     out = batch.run(torch.ops.npu_ops.paged_attention, *options())
@@ -177,6 +186,13 @@ class CodedBatch(Batch):
 @pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((5, 1), 128), ((8, 2), 40)])
 def test_codes(isa, dtype, code, scales, heads, size):
     CodedBatch(*MIXED, heads=heads, size=size, dtype=dtype, code=code, scales=scales).compare(options(scale=0.02))
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize("scales", SCALES)
+def test_many_queries_meet_several_blocks_of_codes(isa, code, scales):
+    batch = CodedBatch([70, 9], [1300, 1100], dtype=torch.bfloat16, code=code, scales=scales)
+    batch.compare(options(scale=0.02, left=900))
 
 
 def exact_attention(batch, scale):
@@ -245,6 +261,70 @@ def test_codes_of_tiny_queries_keep_their_precision(isa):
     batch = CodedBatch([1], [50], code=torch.float8_e4m3fn, scales="one")
     batch.query *= 1e-6
     batch.compare(options(scale=1e4))
+
+
+def random_batch(seed, dtype, code):
+    """Prompts from their beginning and after cached tokens, of any heads and sizes; logits from flat to sharp."""
+    draw = random.Random(seed)
+    queries = [draw.randint(9, 90), draw.randint(20, 150), draw.randint(1, 40)]
+    lengths = [queries[0], queries[1] + draw.randint(0, 400), queries[2] + draw.randint(0, 200)]
+    kv_heads, group, size = draw.randint(1, 2), draw.choice([1, 2, 3, 4, 7, 8]), draw.choice([32, 64, 80, 128])
+    batch = (kv_heads * group, kv_heads), size, None, draw.choice([7, 16, 32])
+    spread = draw.choice([0.1, 0.5, 1.0, 4.0])  # of the logits
+    window = draw.choice([-1, -1, 100])
+    if code is None:
+        return Batch(queries, lengths, *batch, dtype), options(scale=spread / size**0.5, left=window)
+    scales = draw.choice(["one", "head", "token"])
+    made = CodedBatch(queries, lengths, *batch, dtype, code=code, scales=scales)
+    return made, options(scale=spread / size**0.5, left=window)
+
+
+def dense(batch, which, request, length):
+    """Keys or values of a request in float64, [keys, query heads, size]."""
+    cache = (batch.key, batch.value)[which].double()
+    if isinstance(batch, CodedBatch):
+        scale = batch.scales[which].double()
+        cache = batch.codes[which].double() * (scale[..., None] if scale.dim() == 3 else scale.view(-1, 1, 1))
+    rows = cache[batch.table[request].long()].transpose(1, 2).flatten(0, 1)[:length]
+    return rows.repeat_interleave(batch.query.shape[1] // cache.shape[1], dim=1)
+
+
+def attend(batch, scale, left, rounded=lambda weights: weights):
+    """Causal attention in float64, the weights beside the highest `rounded`."""
+    out = []
+    for r, ((start, end), length) in enumerate(
+        zip(pairwise(batch.starts.tolist()), batch.lengths.tolist(), strict=True)
+    ):
+        keys, values = (dense(batch, which, r, length) for which in range(2))
+        logits = torch.einsum("qhd,khd->hqk", batch.query[start:end].double(), keys) * scale
+        distance = torch.arange(length)[None] - torch.arange(length - (end - start), length)[:, None]
+        hidden = (distance > 0) | (distance < -left if left >= 0 else distance > 0)
+        logits = logits.masked_fill(hidden, float("-inf"))
+        weights = rounded((logits - logits.amax(-1, keepdim=True)).exp())
+        out.append(torch.einsum("hqk,khd->qhd", weights, values) / weights.sum(-1).T[..., None])
+    return torch.cat(out)
+
+
+def rms(x):
+    return x.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("code", [None, *CODES], ids=["plain", "e4m3", "int8"])
+@pytest.mark.parametrize("seed", range(4))
+def test_errors_of_random_prefills_are_those_of_rounding(isa, dtype, code, seed):
+    """Of the weights and of the result to the narrow type: what else there is adds little.
+
+    Scales by token are rounded with the weights and not with the sum that divides them, which adds a quarter.
+    """
+    batch, option = random_batch(seed, dtype, code)
+    op = torch.ops.npu_ops.paged_attention if code is None else torch.ops.npu_ops.paged_attention_quantized
+    exact = attend(batch, option[0], option[2])
+    noisy = attend(batch, option[0], option[2], lambda weights: weights.to(dtype).double()).to(dtype).double()
+    actual = batch.run(op, *option).double()
+    assert rms(actual - exact) <= 1.4 * rms(noisy - exact)
+    worst = (actual - exact).abs().max() / (noisy - exact).abs().max()
+    assert worst <= 3
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -175,18 +175,18 @@ class Cache:
         self.tables = torch.randperm(2 * blocks).view(2, blocks).int()
         self.query = torch.randn(length, heads[0], size).to(dtype)
 
-    def attend(self, spans, options, ops=torch.ops.npu_ops):
-        """Queries [from, to) of the request as the given steps, the last beside another request's."""
+    def attend(self, spans, options, ops=torch.ops.npu_ops, company=(30,)):
+        """Queries [from, to) of the request as the given steps, the last beside others' of so many queries."""
         size, parts = self.size, []
         for number, (start, end) in enumerate(spans):
-            company = number == len(spans) - 1
-            query = torch.cat((self.query[start:end], self.query[:30])) if company else self.query[start:end]
-            starts = [0, end - start, end - start + 30] if company else [0, end - start]
-            tables, lengths = (self.tables, [end, 30]) if company else (self.tables[:1], [end])
+            others = company if number == len(spans) - 1 else ()
+            query = torch.cat((self.query[start:end], *(self.query[:n] for n in others)))
+            starts = torch.tensor([0, end - start, *others]).cumsum(0).int()
+            tables, lengths = self.tables[[0, *(1 for _ in others)]], torch.tensor([end, *others]).int()
             cache = (self.kv[..., :size], self.kv[..., self.values], *self.scales)
             out = query.new_empty(*query.shape[:2], cache[1].shape[-1])
             op = ops.paged_attention if self.code is None else ops.paged_attention_quantized
-            op(out, query, *cache, tables, torch.tensor(starts).int(), torch.tensor(lengths).int(), *options)
+            op(out, query, *cache, tables, starts, lengths, *options)
             parts.append(out[: end - start])
         return torch.cat(parts)
 
@@ -225,19 +225,49 @@ def test_attention_to_latents_however_a_prompt_is_cut(isa, dtype, heads):
     check_cuts(cache, (0.1, True, -1, -1, 0.0, None, None))
 
 
-def test_attention_without_a_cache(ops, isa, dtype):
-    query, key, value = (torch.randn(80, 2, 40).to(dtype) for _ in range(3))
-    options = (0.2, False, -1, -1, 0.0, None, None)
+@pytest.fixture
+def one_thread():
+    """So that tasks are as long as they become, on any machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
-    def attend(lengths, op=ops.varlen_attention):
-        out = torch.empty_like(query[: sum(lengths)])
-        rows = (t[: sum(lengths)] for t in (query, key, value))
-        op(out, *rows, torch.tensor([0, *lengths]).cumsum(0).int(), *options)
-        return out
 
-    whole = attend([9, 71])
-    assert torch.equal(whole[:9], attend([9]))
-    equals_attention(whole, attend([9, 71], OPS["varlen_attention"].reference))
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.usefixtures("one_thread")
+def test_attention_without_a_cache(ops, isa, dtype, heads, causal):
+    """Alone each sequence has the bits that it has beside others, before and behind it."""
+    lengths = [9, 71, 300, 33, 170, 260]
+    query = torch.randn(sum(lengths), heads[0], 40).to(dtype)
+    key, value = (torch.randn(sum(lengths), heads[1], 40).to(dtype) for _ in range(2))
+    options = (0.2, causal, -1, -1, 0.0, None, None)
+
+    def attend(which, op=ops.varlen_attention):
+        rows = [torch.cat([t.split(lengths)[i] for i in which]) for t in (query, key, value)]
+        out = torch.empty_like(rows[0])
+        op(out, *rows, torch.tensor([0, *(lengths[i] for i in which)]).cumsum(0).int(), *options)
+        return out.split([lengths[i] for i in which])
+
+    everyone = range(len(lengths))
+    whole = attend(everyone)
+    for i in everyone:
+        assert torch.equal(attend([i])[0], whole[i]), lengths[i]
+    for i, part in zip((4, 2, 1), attend([4, 2, 1]), strict=True):
+        assert torch.equal(part, whole[i]), lengths[i]
+    equals_attention(torch.cat(whole), torch.cat(attend(everyone, OPS["varlen_attention"].reference)))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.usefixtures("one_thread")
+def test_attention_over_a_cache_in_any_company(isa, dtype, queries, code):
+    cache = Cache(dtype, 300, (6, 2), 40, code)
+    spans, options = [(300 - queries, 300)], (0.1, True, -1, -1, 0.0, None, None)
+    alone = cache.attend(spans, options, company=[])
+    for company in ([1], [3, 1, 1, 1, 1], [250, 1, 200, 250]):
+        assert torch.equal(cache.attend(spans, options, company=company), alone), company
 
 
 @pytest.mark.parametrize("name", ["mamba-1", "mamba-2", "delta", "convolution"])

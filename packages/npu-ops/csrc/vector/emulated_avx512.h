@@ -113,6 +113,23 @@ NPU_EMULATED_INLINE __m512 max_ps(__m512 a, __m512 b) {
 NPU_EMULATED_INLINE __m512 min_ps(__m512 a, __m512 b) {
   return whole<__m512>(_mm256_min_ps(half<__m256>(a, 0), half<__m256>(b, 0)), _mm256_min_ps(half<__m256>(a, 1), half<__m256>(b, 1)));
 }
+// x less the multiple of 1 below it: kMode 9, rounded down, no exceptions
+template <int kMode>
+NPU_EMULATED_CALL __m512 reduce_ps(__m512 x) {
+  static_assert(kMode == 9);
+  auto e = elements<float>(x);
+  for (int i = 0; i < 16; ++i) e[i] = __builtin_isinf(e[i]) ? 0.f : e[i] - __builtin_floorf(e[i]);
+  return as<__m512>(e);
+}
+// a * 2^floor(b)
+NPU_EMULATED_CALL __m512 scalef_ps(__m512 a, __m512 b) {
+  auto e = elements<float>(a), by = elements<float>(b);
+  for (int i = 0; i < 16; ++i) {
+    const float n = __builtin_floorf(by[i]);
+    e[i] = n != n ? n : __builtin_ldexpf(e[i], n < -1000.f ? -1000 : n > 1000.f ? 1000 : static_cast<int>(n));
+  }
+  return as<__m512>(e);
+}
 // in the order of GCC's own: a half to the other, and so on
 NPU_EMULATED_CALL float reduce_add_ps(__m512 x) {
   auto e = elements<float>(x);
@@ -225,6 +242,9 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_cvtps_ph(x, rounding) npu_ops::emulated::cvtps_ph<(rounding)>(x)
 #define _mm512_max_ps npu_ops::emulated::max_ps
 #define _mm512_min_ps npu_ops::emulated::min_ps
+#undef _mm512_reduce_ps
+#define _mm512_reduce_ps(x, mode) npu_ops::emulated::reduce_ps<(mode)>(x)
+#define _mm512_scalef_ps npu_ops::emulated::scalef_ps
 #define _mm512_reduce_add_ps npu_ops::emulated::reduce_add_ps
 #define _mm512_reduce_max_ps npu_ops::emulated::reduce_max_ps
 #define _mm512_madd_epi16 npu_ops::emulated::madd_epi16
