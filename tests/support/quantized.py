@@ -43,6 +43,7 @@ __all__ = [
     "online_int8",
     "prompts",
     "rounding_of",
+    "unsure_prompts",
     "weight_qparams",
 ]
 
@@ -60,6 +61,15 @@ def prompts(count: int) -> list[list[int]]:
     facts = all_facts()
     chosen = facts[:: max(1, len(facts) // count)][:count]
     return [tokenizer.encode(f"{USER}{fact.question}{END}{ASSISTANT}") for fact in chosen]
+
+
+def unsure_prompts(count: int) -> list[list[int]]:
+    """Return tokens in no order, which the demo model knows no answer to: its logprobs show what rounding does.
+
+    Behind a question it is so sure that logprobs are about 1e-5, and their errors those of one or two tokens.
+    """
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randint(3, 890, (8 + 5 * i,), generator=generator).tolist() for i in range(count)]
 
 
 @dataclass(frozen=True)
