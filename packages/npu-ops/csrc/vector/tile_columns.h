@@ -34,7 +34,7 @@ NPU_INLINE int64_t strips_of(const WeightBlock& w) { return ceil_div(w.columns, 
 // Strip i of a side, from element k of its rows on.
 NPU_INLINE TileRows strip_of(const WeightBlock& w, int64_t side, int64_t i, int64_t k) {
   const int64_t n = strips_of(w);
-  return {w.side[side] + i * w.stride + k, n * w.stride, kTileDepth, ceil_div(w.columns - i, n)};
+  return {w.side[side] + i * w.stride + k, n * w.stride, ceil_div(w.columns - i, n)};
 }
 
 // One step of a strip, in tile 0, by the packed rows of G groups.
@@ -91,7 +91,7 @@ inline void strip_by_groups(float* sums, bool first, const TileRows& w, const bf
   else
     steps(whole, nullptr);
   for (; j < k; j += kTileDepth) {
-    load_rows<0>(w, j / kTileDepth, k - j, 0);
+    load_rows<0>(w, j, k - j);
     meet_groups<G>(x + j * kTileSide, ldx);
   }
   store_sums_of<G>(sums);
@@ -198,7 +198,7 @@ inline void copied_sums(const WeightBlock& w, const bf16* x, int64_t groups, int
   const int64_t turns = pieces * pairs;
   for (int64_t turn = 0; turn < turns; ++turn) {
     const int64_t pair = turn % pairs, from = turn / pairs * most, left = lesser(most, k - from), steps = ceil_div(left, kTileDepth);
-    for (int64_t i = 0; i < 2; ++i) copied_rows(copies + i * steps * kTileDepth * kTileSide, half_of_pair(w, pair, i, from), left);
+    for (int64_t i = 0; i < 2; ++i) copy_rows(copies + i * steps * kTileDepth * kTileSide, half_of_pair(w, pair, i, from), left);
     const bool more = turn + 1 < turns;
     const WeightBlock& then = more || !next ? w : *next;
     const int64_t then_pair = more ? (turn + 1) % pairs : 0, then_from = more ? (turn + 1) / pairs * most : 0;
