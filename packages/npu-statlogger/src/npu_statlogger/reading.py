@@ -62,5 +62,5 @@ def _line(text: bytes) -> Line | FormatError:
         return parse(json.loads(text))
     except FormatError as error:
         return error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return FormatError(f"not JSON: {error}.")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from npu_statlogger.cli import main
 from npu_statlogger.errors import InputError, NoLinesError
+from npu_statlogger.tools.charts import plots
+from npu_statlogger.tools.follow import Follower
+from npu_statlogger.tools.overview import Overview
 from npu_statlogger.tools.source import Reading
 
 if TYPE_CHECKING:
@@ -64,7 +69,9 @@ def test_ten_thousand_torn_files_are_read_and_counted(
     assert "10000 lines left out in all" in output.err
 
 
-@pytest.mark.parametrize("damage", [b"{}\n", b"\xff\xfe\n", b'{"schema":"npu-statlogger/99"}\n', b"[1]\n", b"\n"])
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"\xff\xfe\n", b'{"schema":"npu-statlogger/99"}\n', b"[1]\n", b"\n", b"[" * 100_000 + b"\n"]
+)
 def test_a_damaged_line_is_named(write_run: Write, damage: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(lines=2)
     first, second = path.read_bytes().splitlines(keepends=True)
@@ -107,3 +114,27 @@ def test_every_command_refuses_a_wrong_path_in_one_sentence(
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == f"npu-stat: cannot read {tmp_path / 'none'}: No such file or directory.\n"
+
+
+def test_whatever_is_written_over_a_file_the_rest_is_read(make_load: type, as_text: Callable, tmp_path: Path) -> None:
+    whole, path = as_text(make_load(lines=6, requests=3).snapshots()).encode(), tmp_path / "run"
+    random = np.random.default_rng(17)
+    for _ in range(60):
+        text = bytearray(whole)
+        damage = int(random.integers(1, 6))
+        for place, length in random.integers((0, 1), (len(text), 20), (damage, 2)):
+            text[place : place + length] = random.bytes(length)
+        path.write_bytes(text)
+        reading, overview = Reading([path]), Overview()
+        with suppress(NoLinesError):
+            for line in reading.snapshots():
+                overview.add(line)
+            assert overview.findings() is not None
+            assert len(plots(overview, ())) > 0
+        lines = bytes(text).count(b"\n") + (not text.endswith(b"\n"))
+        assert reading.kinds.total() + reading.left_out.total() == lines
+        assert reading.kinds.total() >= 6 - 2 * damage
+        follower = Follower(path)
+        follower.back(99)
+        assert len(list(follower.poll())) + follower.damaged == bytes(text).count(b"\n")
+        follower.close()

@@ -99,10 +99,10 @@ class Follower:
         end = block.rfind(b"\n") + 1
         if not end and len(block) == limit:  # no line is this long
             end = len(block)
-        for text in block[:end].splitlines():
+        for text in block[:end].removesuffix(b"\n").split(b"\n") if end else ():
             try:
                 line = parse(json.loads(text))
-            except (FormatError, ValueError):
+            except (FormatError, ValueError, RecursionError):
                 self.damaged += advance
                 continue
             yield line
