@@ -126,7 +126,9 @@ def thread_seconds() -> float:
 async def engine(folder: Path, rounds: int) -> str:
     """Return a table of the time between tokens of one engine, the logger exchanged between rounds."""
     model = tiny_llama(folder / "model", hidden_size=256, intermediate_size=1024)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), skip_tokenizer_init=True, max_model_len=256))
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model=str(model), skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=64 << 20)
+    )
     assert llm.logger_manager is not None
     loggers = llm.logger_manager.stat_loggers
     contestants = {
