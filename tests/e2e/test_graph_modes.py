@@ -41,7 +41,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "eager-decode": (EAGER | {"cudagraph_mode": "FULL_DECODE_ONLY"}, len(SIZES)),
     "inductor-none": (INDUCTOR | {"cudagraph_mode": "NONE"}, 0),
     "inductor-pieces": (INDUCTOR | {"cudagraph_mode": "FULL_AND_PIECEWISE"}, (PIECES + 1) * len(SIZES)),
-    "inductor-sizes": (INDUCTOR | {"cudagraph_mode": "FULL_DECODE_ONLY", "compile_sizes": [4]}, len(SIZES)),
+    "inductor-sizes": (INDUCTOR | {"cudagraph_mode": "FULL_DECODE_ONLY", "compile_sizes": [8]}, len(SIZES)),
 }
 
 
