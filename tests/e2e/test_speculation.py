@@ -23,15 +23,7 @@ DRAFTS = 3
 NEW = 1 + 2 * (DRAFTS + 1)
 GREEDY = {"temperature": 0.0, "max_tokens": NEW}
 PROMPTS = models.prompt_token_ids([1, 2, 15, 16, 17, 40, 300])
-ENGINE: dict[str, Any] = {
-    "dtype": "float32",
-    "max_model_len": 512,
-    "max_num_batched_tokens": 256,
-    "max_num_seqs": 8,
-    "kv_cache_memory_bytes": 64 << 20,
-    "enable_prefix_caching": True,
-    "cudagraph_capture_sizes": [4, 32],
-}
+ENGINE = drafters.ENGINE | {"enable_prefix_caching": True}
 ALL_ACCEPTED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": DRAFTS + 1.0}
 RATES = [1.0, 0.5, 0.0]
 MASKED = 2

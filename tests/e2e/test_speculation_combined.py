@@ -27,14 +27,6 @@ NEW = 12
 GREEDY = {"temperature": 0.0, "max_tokens": NEW}
 PROMPTS = models.prompt_token_ids([1, 2, 15, 16, 17, 40, 300])
 LONG_ANSWERS = models.prompt_token_ids([150] * 8, seed=5)
-ENGINE: dict[str, Any] = {
-    "dtype": "float32",
-    "max_model_len": 512,
-    "max_num_batched_tokens": 256,
-    "max_num_seqs": 8,
-    "kv_cache_memory_bytes": 64 << 20,
-    "cudagraph_capture_sizes": [4, 32],
-}
 TWO_DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
 # Settings of an EAGLE head, and of its engine, that change no token.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -74,7 +66,7 @@ def test_grammars(tmp_path: Path) -> None:
     matching = {"structured_outputs": {"regex": MATCH}, "ignore_eos": False, "detokenize": True}
     greedy = {"temperature": 0.0, "max_tokens": 40}
     rounds = [{"prompts": [prompt, prompt[:2]], "sampling": greedy | more} for more in (matching, {})]
-    engine = ENGINE | {"model": str(MODEL), "skip_tokenizer_init": False}
+    engine = drafters.ENGINE | {"model": str(MODEL), "skip_tokenizer_init": False}
     plain, drafted = run_scenarios(
         tmp_path,
         [{"engine": engine | more, "rounds": rounds} for more in ({}, speculation("draft_model", MODEL))],
@@ -91,7 +83,7 @@ def drawn(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, En
     folder = tmp_path_factory.mktemp("drawn")
     noisy = noisy_copy(llama, folder / "noisy")
     rounds = [{"prompts": PROMPTS[2:3] * DRAWS, "sampling": DRAWN}]
-    engine = {"model": str(llama)} | ENGINE | {"max_num_seqs": 64, "cudagraph_capture_sizes": [256]}
+    engine = {"model": str(llama)} | drafters.ENGINE | {"max_num_seqs": 64, "cudagraph_capture_sizes": [256]}
     kinds = ("greedy", "probabilistic")
     scenarios = [
         {"engine": engine | speculation("draft_model", noisy, draft_sample_method=kind), "rounds": rounds}
@@ -150,7 +142,7 @@ def runs(llama: Path, head: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     many = [{"prompts": LONG_ANSWERS, "sampling": GREEDY | {"max_tokens": 60}}]
     scenarios = [
         {
-            "engine": {"model": str(llama)} | ENGINE | engine | speculation("eagle", head, **drafting),
+            "engine": {"model": str(llama)} | drafters.ENGINE | engine | speculation("eagle", head, **drafting),
             "rounds": rounds + many * (name == "crowded"),
         }
         for name, (drafting, engine) in SETTINGS.items()
@@ -174,7 +166,7 @@ def test_adapters(llama: Path, head: Path, tmp_path: Path) -> None:
     """A request's drafts are of the head alone, its tokens of the target with the request's adapter."""
     folder = adapters.adapter(tmp_path / "adapter", load(llama), ["q_proj", "v_proj", "down_proj"], 8, seed=1)
     asked = {"prompts": PROMPTS, "lora": [str(folder), None] * 3 + [str(folder)], "sampling": GREEDY}
-    engine = ENGINE | {"enable_lora": True, "max_loras": 2}
+    engine = drafters.ENGINE | {"enable_lora": True, "max_loras": 2}
     run = run_engine(tmp_path, llama, [asked], **engine, **speculation("eagle", head))
     judge = judges.of_adapters(llama)
     for request, output in zip(judges.requests(asked), run.tokens(0), strict=True):
@@ -186,7 +178,9 @@ def test_adapters(llama: Path, head: Path, tmp_path: Path) -> None:
 def test_tensor_parallel(method: str, llama: Path, head: Path, tmp_path: Path) -> None:
     """Ranks find the likeliest token of their part of the vocabulary each, or all of all."""
     model, more = (head, {"use_local_argmax_reduction": True}) if method == "eagle" else (llama, {})
-    engine = ENGINE | {"tensor_parallel_size": 2} | speculation(method, model, draft_tensor_parallel_size=2, **more)
+    engine = (
+        drafters.ENGINE | {"tensor_parallel_size": 2} | speculation(method, model, draft_tensor_parallel_size=2, **more)
+    )
     run = run_engine(tmp_path, llama, [{"prompts": PROMPTS, "sampling": GREEDY}], TWO_DEVICES, **engine)
     assert run.metrics["vllm:spec_decode_num_draft_tokens"] > 0
     assert_target(llama, run)
@@ -199,7 +193,7 @@ def test_bfloat16(llama: Path, head: Path, tmp_path: Path) -> None:
     noisy = noisy_copy(llama, tmp_path / "noisy")
     engines = (speculation("eagle", head, quantization="fp8"), speculation("draft_model", noisy))
     scenarios = [
-        {"engine": {"model": str(llama)} | ENGINE | {"dtype": "bfloat16"} | engine, "rounds": [asked]}
+        {"engine": {"model": str(llama)} | drafters.ENGINE | {"dtype": "bfloat16"} | engine, "rounds": [asked]}
         for engine in engines
     ]
     for run in run_scenarios(tmp_path, scenarios):
@@ -223,7 +217,7 @@ def test_a_drafter_with_a_vocabulary_of_its_own(llama: Path, tmp_path: Path) -> 
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), unk_token="w3")
         tokenizer.save_pretrained(folder)
     more = speculation("draft_model", tmp_path / "other", use_heterogeneous_vocab=True)
-    engine = ENGINE | {"tokenizer": str(tmp_path / "target")} | more
+    engine = drafters.ENGINE | {"tokenizer": str(tmp_path / "target")} | more
     run = run_engine(tmp_path, llama, [{"prompts": PROMPTS, "sampling": GREEDY}], **engine)
     drafted = run.metrics["vllm:spec_decode_num_draft_tokens"]
     assert run.metrics["vllm:spec_decode_num_accepted_tokens"] > 0.6 * drafted

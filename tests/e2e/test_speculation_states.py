@@ -6,7 +6,7 @@ any token of the step before; transformers must find the chosen tokens as likely
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -22,14 +22,6 @@ DRAFTS = 3
 NEW = 1 + 3 * (DRAFTS + 1)
 GREEDY = {"temperature": 0.0, "max_tokens": NEW, "logprobs": 1}
 PROMPTS = models.prompt_token_ids([1, 4, 15, 17, 40, 300])  # one as long as a step with drafts
-ENGINE: dict[str, Any] = {
-    "dtype": "float32",
-    "max_model_len": 512,
-    "max_num_batched_tokens": 256,
-    "max_num_seqs": 8,
-    "kv_cache_memory_bytes": 64 << 20,
-    "cudagraph_capture_sizes": [4, 32],
-}
 ECHO = {"method": "custom_class", "model": "tests.support.proposers.Echo", "num_speculative_tokens": DRAFTS}
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
 BY_CHANCE = SYNTHETIC | {"synthetic_acceptance_rates": [0.8, 0.6, 0.4]}
@@ -59,7 +51,7 @@ def runs(
     cases["mtp-accepted"] = targets["qwen3_next"], mtp | ALL_ACCEPTED
     scenarios = [
         {
-            "engine": {"model": str(target)} | ENGINE | {"speculative_config": speculation},
+            "engine": {"model": str(target)} | drafters.ENGINE | {"speculative_config": speculation},
             "rounds": [{"prompts": PROMPTS, "sampling": GREEDY}],
         }
         for target, speculation in cases.values()

@@ -244,6 +244,7 @@ def test_every_step_has_a_line_and_they_add_up(run: Run) -> None:
     assert max(step.running for step in steps) == 8
 
 
+@pytest.mark.nightly
 def test_prometheus_beside_vllm_s_own_metrics(tmp_path: Path) -> None:
     settings = {"PROMETHEUS": "vllm", "SQLITE": str(tmp_path / "stats.db")}
     with serve_demo(tmp_path, **environ(tmp_path, **settings)) as server:
@@ -316,6 +317,7 @@ def test_two_engines_behind_two_api_servers_merge_into_the_whole(tmp_path: Path)
         check_requests(run)
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_leaves_whole_lines_and_the_next_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
     totals = []

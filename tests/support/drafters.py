@@ -22,6 +22,7 @@ from tests.support import models
 from tests.support.transformers_reference import load
 
 __all__ = [
+    "ENGINE",
     "Drafter",
     "assert_drafted",
     "deepseek_with_head",
@@ -35,6 +36,15 @@ __all__ = [
 
 Drafter = Callable[[list[int], int], list[int]]
 """Takes the tokens of a request and a number; returns as many drafts."""
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 64 << 20,
+    "cudagraph_capture_sizes": [4, 32],
+}
+"""An engine for tests of speculation: graphs of one request with three drafts, and of all."""
 _SPREAD = 0.1
 _DRAFT_VOCABULARY = 512  # EAGLE-3's head chooses from some of the tokens
 
