@@ -146,9 +146,12 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in suites:
+    if options and options[0] in (*suites, "statlogger"):
         suites = [options.pop(0)]
     for suite in suites:
+        if suite == "statlogger":
+            statistics_cost(session, *options)
+            continue
         others = {} if suite == "start" else {"--peer-python": peer_python(session)}
         if suite in ("engine", "serve"):
             others |= {"--zen-python": zen_python(session)}
@@ -222,6 +225,20 @@ def peer_python(session: nox.Session, place: Path = PEER, *more: str) -> str:
         unused = ("torchvision", "torchaudio", "torchcodec")
         uv(session, "pip", "uninstall", "--no-config", "--python", str(place), *unused)
     return str(place / "bin" / "python")
+
+
+def statistics_cost(session: nox.Session, *options: str) -> None:
+    """Measure npu-statlogger on npu and on vLLM's CPU build.
+
+    That gets the libraries of its sinks and not the package: installed, it would be loaded into every engine there.
+    """
+    in_workspace(session, "python", "-m", "tests.benchmarks.statlogger", *options)
+    python = peer_python(session)
+    project = "packages/npu-statlogger/pyproject.toml"
+    sinks = [part for name in ("otlp", "parquet", "prometheus", "statsd") for part in ("--extra", name)]
+    uv(session, "pip", "install", "--no-config", "--python", python, "-r", project, *sinks)
+    path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "packages" / "npu-statlogger" / "src")))}
+    session.run(python, "-m", "tests.benchmarks.statlogger", *(options or ["engine"]), env=path)
 
 
 def zen_python(session: nox.Session) -> str | None:
