@@ -29,6 +29,28 @@ def next_token_logprobs(model: torch.nn.Module, prompt: list[int], output: list[
     return logits.float().log_softmax(-1)
 
 
+@torch.inference_mode()
+def sure_of_experts(model: torch.nn.Module, prompt: list[int], output: list[int], margin: float = 1e-4) -> torch.Tensor:
+    """Return bool [len(output)]: at which steps every router prefers its last expert to the next one by `margin`.
+
+    Elsewhere the last bits of a processor's arithmetic choose the expert, and either choice is right. A model without
+    experts is always sure.
+    """
+    sure = torch.ones(len(output), dtype=torch.bool)
+
+    def look(router: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: object) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])[len(prompt) - 1 :]
+        chances = (rows @ router.weight.T).softmax(-1).sort(-1, descending=True).values
+        last = model.config.num_experts_per_tok - 1
+        sure.logical_and_(chances[:, last] - chances[:, last + 1] > margin)
+
+    hooks = [module.register_forward_hook(look) for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    model(torch.tensor([prompt + output[:-1]]))
+    for hook in hooks:
+        hook.remove()
+    return sure
+
+
 def assert_greedy(model: torch.nn.Module, prompt: list[int], output: list[int]) -> None:
     """Assert that each token of `output` is the model's own greedy choice after what precedes it."""
     logprobs = next_token_logprobs(model, prompt, output)

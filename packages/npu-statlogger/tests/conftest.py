@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import os
+import threading
 
 # vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
@@ -57,3 +61,28 @@ def scheduler_stats() -> SchedulerStats:
     stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, num_skipped_waiting_reqs=4, kv_cache_usage=0.25)
     stats.prefix_cache_stats.record(num_tokens=100, num_hits=60, preempted=False)
     return stats
+
+
+class Received(http.server.BaseHTTPRequestHandler):
+    """Keeps the bodies of requests."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        packed = self.headers.get("Content-Encoding") == "gzip"
+        self.server.bodies.append((self.path, gzip.decompress(body) if packed else body))  # type: ignore[attr-defined]
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.end_headers()
+
+    do_PUT = do_POST  # noqa: N815 # the name is that of the method of HTTP
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Received) as server:
+        server.bodies, server.status = [], 200  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()

@@ -5,14 +5,12 @@ Where one is not installed and no package registry has it, its test is skipped.
 
 from __future__ import annotations
 
-import http.server
 import importlib.util
 import json
 import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.parse
@@ -31,7 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytest.importorskip("prometheus_client")
-RUN = Run(time=1.0, process="host:1", model="m", versions={}, engines=[0], settings={})
+RUN = Run(
+    time=1.0,
+    process="host:1",
+    model="m",
+    versions={"vllm": "0.32.0", "npu-statlogger": "0.32.0"},
+    engines=[0],
+    settings={},
+)
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs: [{{job_name: vllm, static_configs: [{{targets: ["{target}"]}}]}}]
@@ -141,32 +146,7 @@ def test_a_push_gateway_holds_the_figures_of_each_process(tmp_path: Path) -> Non
         gateway.wait(timeout=60)
 
 
-class Behind(http.server.BaseHTTPRequestHandler):
-    """What the collector sends its metrics on to."""
-
-    bodies: list[bytes] = []  # noqa: RUF012 # a class a test
-
-    def do_POST(self) -> None:
-        self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def behind() -> Iterator[http.server.ThreadingHTTPServer]:
-    handler = type("Handler", (Behind,), {"bodies": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def test_an_opentelemetry_collector_takes_the_metrics_and_sends_them_on(
-    behind: http.server.ThreadingHTTPServer, tmp_path: Path
-) -> None:
+def test_an_opentelemetry_collector_takes_the_metrics_and_sends_them_on(server: Any, tmp_path: Path) -> None:
     service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
     found = importlib.util.find_spec("rotel")
     if found is None or found.origin is None:
@@ -176,7 +156,7 @@ def test_an_opentelemetry_collector_takes_the_metrics_and_sends_them_on(
         "otlp-http-endpoint": f"127.0.0.1:{port}",
         "otlp-grpc-endpoint": f"127.0.0.1:{free_port()}",
         "exporter": "otlp",
-        "otlp-exporter-endpoint": f"http://127.0.0.1:{behind.server_port}",
+        "otlp-exporter-endpoint": f"http://127.0.0.1:{server.server_port}",
         "otlp-exporter-protocol": "http",
         "otlp-exporter-compression": "none",
         "batch-timeout": "100ms",
@@ -185,15 +165,22 @@ def test_an_opentelemetry_collector_takes_the_metrics_and_sends_them_on(
     with (tmp_path / "log").open("wb") as log:
         collector = subprocess.Popen([*command, *(f"--{key}={value}" for key, value in options.items())], stderr=log)
     try:
-        assert until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None), (tmp_path / "log").read_text()
+        assert until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None), (
+            tmp_path / "log"
+        ).read_text()
         (sink,) = open_sinks(StatLoggerConfig(otlp=f"http://127.0.0.1:{port}"), RUN)
         sink.write([line()])
         sink.write([line()])
         sink.close()
 
         def points() -> dict[str, Any]:
-            requests = [service.ExportMetricsServiceRequest.FromString(body) for body in behind.RequestHandlerClass.bodies]  # type: ignore[attr-defined]
-            scopes = [scope for request in requests for resource in request.resource_metrics for scope in resource.scope_metrics]
+            requests = [service.ExportMetricsServiceRequest.FromString(body) for _, body in server.bodies]
+            scopes = [
+                scope
+                for request in requests
+                for resource in request.resource_metrics
+                for scope in resource.scope_metrics
+            ]
             return {metric.name: metric for scope in scopes for metric in scope.metrics}
 
         def whole() -> dict[str, Any] | None:
@@ -242,7 +229,9 @@ def test_statsd_counts_the_increments_and_keeps_the_gauges(tmp_path: Path) -> No
         sink.write([line()])
         sink.write([line()])
         sink.close()
-        counters = until(lambda: (found := asked(admin, "counters")).get("vllm.engine_0.generation_tokens") == 84 and found)
+        counters = until(
+            lambda: (found := asked(admin, "counters")).get("vllm.engine_0.generation_tokens") == 84 and found
+        )
         assert counters["vllm.engine_0.request_success.length"] == 6
         gauges = asked(admin, "gauges")
         assert gauges["vllm.engine_0.kv_cache_usage_perc"] == 0.25

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import http.server
 import json
 import socket
 import sqlite3
 import struct
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -58,31 +55,6 @@ def interval(engine: int | None = 0, tokens: int = 3) -> Snapshot:
 def open_one(**settings: Any) -> Sink:
     (sink,) = open_sinks(StatLoggerConfig(**settings), RUN)
     return sink
-
-
-class Received(http.server.BaseHTTPRequestHandler):
-    """Keeps the bodies of requests."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        packed = self.headers.get("Content-Encoding") == "gzip"
-        self.server.bodies.append((self.path, gzip.decompress(body) if packed else body))  # type: ignore[attr-defined]
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
-        self.end_headers()
-
-    do_PUT = do_POST  # noqa: N815 # the name is that of the method of HTTP
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Received) as server:
-        server.bodies, server.status = [], 200  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 def test_a_flat_row_has_every_figure_and_percentiles_within_the_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from npu_statlogger.lines import RequestLine
 from npu_statlogger.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 START = 1_795_376_400.0
@@ -77,6 +78,14 @@ class Load:
 
 def text_of(lines: Iterable[Snapshot | RequestLine]) -> str:
     return "".join(json.dumps(line.to_dict(), separators=(",", ":")) + "\n" for line in lines)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let programs that the test starts end on SIGINT, which a shell's background jobs (`nohup nox &`) inherit as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

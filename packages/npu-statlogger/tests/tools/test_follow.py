@@ -133,6 +133,7 @@ def run(*arguments: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_tail_follows_a_writer(write_run: Write, tmp_path: Path) -> None:
     texts = parts(write_run(lines=5))
     lines = [json.loads(text) for text in texts]
@@ -146,7 +147,10 @@ def test_tail_follows_a_writer(write_run: Write, tmp_path: Path) -> None:
         writer.append(text)
         assert json.loads(tail.stdout.readline()) == line
     tail.send_signal(signal.SIGINT)
-    assert tail.communicate(timeout=60) == ("", "")
+    try:
+        assert tail.communicate(timeout=60) == ("", "")
+    finally:
+        tail.kill()
     assert tail.returncode == 130
 
 
@@ -195,6 +199,7 @@ def test_top_draws_into_an_svg_that_needs_nothing_else(write_run: Write, tmp_pat
     assert ET.parse(out).getroot().tag.endswith("svg")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_top_is_live_in_a_terminal_and_ends_on_control_c(write_run: Write, tmp_path: Path) -> None:
     pytest.importorskip("rich")
     lines = parts(write_run(lines=30))
@@ -218,8 +223,11 @@ def test_top_is_live_in_a_terminal_and_ends_on_control_c(write_run: Write, tmp_p
             os.read(master, 1 << 16)
         except OSError:
             break
-    assert top.wait(timeout=60) == 130
-    os.close(master)
+    try:
+        assert top.wait(timeout=60) == 130
+    finally:
+        top.kill()
+        os.close(master)
 
 
 def test_top_needs_a_terminal(write_run: Write, capsys: pytest.CaptureFixture[str]) -> None:
