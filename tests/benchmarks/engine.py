@@ -82,6 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
     parser.add_argument("--once", nargs="+", default=[], help="of these, the ones with a turn in the first round alone")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was cut off: keep its turns")
     parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
     parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
     options = parser.parse_args(arguments)
@@ -121,20 +122,14 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
         from tests.benchmarks.llama import write_model
 
         write_model(folder / "model.gguf", shape)
-    record: dict[str, Any] = {
-        "suite": "engine",
-        "schema": results.SCHEMA,
-        "machine": machine.facts(),
-        "shape": options.shape,
-        "cases": options.cases,
-        "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
-        "failures": {},
-        "turns": [],
-    }
+    record = begun(chosen, options, file)
+    done = {(turn["round"], turn["contestant"]) for turn in record["turns"]}
     with Limits(folder) as limits:
         for number in range(options.rounds):
             for one in results.abba(list(chosen.values()), number):
                 if one.name in record["failures"] or (number and one.name in options.once):
+                    continue
+                if (number + 1, one.name) in done:
                     continue
                 print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {one.name}", flush=True)
                 before = {"round": number + 1, "contestant": one.name, "load": round(os.getloadavg()[0], 2)}
@@ -155,6 +150,30 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
         record["split"] = split(chosen["npu"], folder, options.cases)
     file.with_suffix(".part.json").unlink()
     return record
+
+
+def begun(chosen: dict[str, Contestant], options: argparse.Namespace, file: Path) -> dict[str, Any]:
+    """Return a record without turns, or with those of a run of the same cases, machine and commit that was cut off."""
+    record: dict[str, Any] = {
+        "suite": "engine",
+        "schema": results.SCHEMA,
+        "machine": machine.facts(),
+        "shape": options.shape,
+        "cases": options.cases,
+        "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
+        "failures": {},
+        "turns": [],
+    }
+    part = file.with_suffix(".part.json")
+    if not options.resume or not part.exists():
+        return record
+    before = results.read(part)
+    known = before["machine"] | before, record["machine"] | record
+    other = [key for key in ("processor", "commit", "shape", "cases") if known[0][key] != known[1][key]]
+    if other:
+        msg = f"{part} was measured with another {' and '.join(other)}: move it away, or leave out --resume."
+        raise SystemExit(msg)
+    return record | {"turns": before["turns"], "contestants": before["contestants"] | record["contestants"]}
 
 
 def described(one: Contestant, cases: str) -> dict[str, Any]:

@@ -79,6 +79,20 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
     assert not (tmp_path / "engine.part.json").exists()
 
 
+def test_a_run_that_was_cut_off_goes_on_where_nothing_has_changed(tmp_path):
+    chosen = {"npu": engine.Contestant("npu", "npu", "python")}
+    options = engine.parse(["--resume", "--quick"])
+    fresh = engine.begun(chosen, options, tmp_path / "engine.json")
+    assert fresh["turns"] == []
+    cut = three() | {key: fresh[key] for key in ("machine", "shape", "cases")}
+    results.write(tmp_path / "engine.part.json", cut)
+    resumed = engine.begun(chosen, options, tmp_path / "engine.json")
+    assert [turn["round"] for turn in resumed["turns"]] == [turn["round"] for turn in cut["turns"]]
+    results.write(tmp_path / "engine.part.json", cut | {"machine": cut["machine"] | {"commit": "another"}})
+    with pytest.raises(SystemExit, match=r"engine.part.json was measured with another commit: move it away"):
+        engine.begun(chosen, options, tmp_path / "engine.json")
+
+
 def test_every_other_round_runs_backwards():
     assert [results.abba(["a", "b", "c"], number) for number in range(3)] == [list("abc"), list("cba"), list("abc")]
 
