@@ -32,6 +32,7 @@ from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
 from tests.support.models import tiny_llama
 
+PARTS = ("calls", "folding", "engine")
 RUNNING = (1, 16, 64, 256)
 STEPS_PER_SECOND = 50
 CLIENTS, TOKENS = 8, 64
@@ -41,12 +42,11 @@ FAILING = {"otlp": "http://127.0.0.1:9", "statsd": "127.0.0.1:9", "push": "http:
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.statlogger", description=__doc__)
-    parser.add_argument(
-        "parts", nargs="*", choices=["calls", "folding", "engine"], default=["calls", "folding", "engine"]
-    )
+    parser.add_argument("parts", nargs="*", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds of the engine (default 20)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of folding (default 30)")
     options = parser.parse_args()
+    options.parts = options.parts or PARTS
     print(f"Machine: {machine()}")
     with tempfile.TemporaryDirectory() as folder:
         if "calls" in options.parts:

@@ -9,19 +9,23 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from npu_platform.demo import MODEL
 from npu_statlogger.lines import RequestLine, StepLine
 from npu_statlogger.metrics import Kind, labelled, metrics
 from npu_statlogger.reading import read_lines
 from npu_statlogger.recorder import FOLD_SECONDS
 from npu_statlogger.sketch import RELATIVE_ERROR
 from npu_statlogger.snapshot import Snapshot
+from tests.support.adapters import adapter
 from tests.support.server import serve_demo, until
+from tests.support.transformers_reference import load as load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,6 +292,68 @@ def test_what_further_settings_make_vllm_export_is_the_same_here(
         assert names <= set(check_counters(run))
         assert "time_to_first_token_seconds" in check_distributions(run)
         check_connector(run)
+
+
+@pytest.mark.nightly
+def test_evictions_and_graphs(tmp_path: Path) -> None:
+    few = (
+        "--kv-cache-metrics",
+        "--kv-cache-metrics-sample",
+        "1",
+        "--max-model-len",
+        "256",
+        "--num-gpu-blocks-override",
+        "48",
+        "--cudagraph-metrics",
+    )
+    with serve_demo(tmp_path, *few, **environ(tmp_path)) as server:
+        run = Run(server, tmp_path / "stats.jsonl")
+    check_counters(run)
+    assert {"kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds"} <= set(check_distributions(run))
+    assert run.whole.distributions["kv_block_lifetime_seconds"].count > 0
+    # vLLM logs these and does not export them: they must add up.
+    graphs = {
+        name: figures(run.whole, Kind.COUNTER, f"cudagraph_{name}")
+        for name in ("steps", "unpadded_tokens", "padded_tokens", "paddings")
+    }
+    assert "FULL" in graphs["steps"]
+    assert sum(graphs["steps"].values()) <= run.whole.counters["scheduler_steps"]
+    for mode, padded in graphs["padded_tokens"].items():
+        assert padded == graphs["unpadded_tokens"][mode] + graphs["paddings"].get(mode, 0)
+
+
+@pytest.mark.nightly
+def test_requests_of_adapters(tmp_path: Path) -> None:
+    adapter(tmp_path / "one", load_model(MODEL), ["q_proj", "down_proj"], 8, 0)
+    options = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"one={tmp_path / 'one'}")
+    with serve_demo(tmp_path, *options, **environ(tmp_path)) as server:
+        body = {"model": "one", "prompt": "Oslo", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+        with ThreadPoolExecutor(4) as clients:
+            answers = [
+                clients.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=300, trust_env=False)
+                for _ in range(4)
+            ]
+            theirs = until(lambda: "one" in str(scrape_labels(server, "lora_requests_info", "running_lora_adapters")))
+            assert theirs
+            for answer in answers:
+                assert answer.result().status_code == 200
+        assert until(lambda: finished(tmp_path / "stats.jsonl") == 4)
+    lines = [line for line in read_lines(tmp_path / "stats.jsonl") if isinstance(line, Snapshot)]
+    running = [
+        line.gauges[engine][name][1]
+        for line in lines
+        for engine in line.gauges
+        for name in line.gauges[engine]
+        if name == "lora_requests_running.one"
+    ]
+    assert max(running) == 4
+
+
+def scrape_labels(server: Server, name: str, label: str) -> set[str]:
+    """Return the values of a label of one of vLLM's metrics."""
+    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    families = [family for family in text_string_to_metric_families(text) if family.name == f"vllm:{name}"]
+    return {sample.labels.get(label, "") for family in families for sample in family.samples}
 
 
 def check_connector(run: Run) -> None:
