@@ -42,11 +42,13 @@ FAILING = {"otlp": "http://127.0.0.1:9", "statsd": "127.0.0.1:9", "push": "http:
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.statlogger", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=PARTS)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds of the engine (default 20)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of folding (default 30)")
     options = parser.parse_args()
     options.parts = options.parts or PARTS
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     print(f"Machine: {machine()}")
     with tempfile.TemporaryDirectory() as folder:
         if "calls" in options.parts:
