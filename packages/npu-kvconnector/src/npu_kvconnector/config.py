@@ -12,38 +12,106 @@ from npu_kvconnector.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OffloadConfig", "parse_bytes"]
+__all__ = ["REFUSED", "GuardConfig", "OffloadConfig", "parse_bytes"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+REFUSED = {
+    "spec_name": "this connector brings its own; name OffloadingConnector as kv_connector to use another",
+    "spec_module_path": "this connector brings its own; name OffloadingConnector as kv_connector to use another",
+}
+"""Keys of vLLM's offloading connector that mean nothing here, and the way out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """When a secondary tier is slow or broken, and for how long it is left alone then; times in seconds."""
+
+    load_seconds: float = 5.0
+    """A load that takes longer is waited for no more: its tokens are computed."""
+    lookup_seconds: float = 1.0
+    """A request waits no longer for a tier to say what it has."""
+    store_seconds: float = 30.0
+    """A store that takes longer counts as a failure."""
+    call_seconds: float = 0.1
+    """A call that keeps the scheduler longer counts as a failure."""
+    failures: int = 5
+    """So many failures in a row open the circuit breaker: the tier is skipped."""
+    open_seconds: float = 5.0
+    """How long it is skipped before one transfer may try; doubled with each failed try."""
+    max_open_seconds: float = 60.0
+    """The longest of these times, and how long a chunk that could not be loaded is not asked for."""
+    pending_share: float = 0.25
+    """Part of the host tier's chunks that may wait to be stored to this tier; further ones are not stored to it."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kinds = (int,) if field.name == "failures" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
+                msg = f"guard: {field.name} must be a number above 0, not {value!r}"
+                raise OptionError(msg)
+
+    @classmethod
+    def parse(cls, options: object) -> GuardConfig:
+        """Read a ``guard`` of ``kv_connector_extra_config`` or of a tier.
+
+        Raises:
+            OptionError: no dictionary, an unknown key, or a value out of range.
+        """
+        return cls(**_known(options, [field.name for field in dataclasses.fields(cls)], "guard"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
-    """The options, under the names that vLLM's own offloading connector uses."""
+    """The options, under the names that vLLM's own offloading connector uses; `guard` is ours."""
 
     cpu_bytes_to_use: int = 4 * 2**30
     """Host memory of one engine for KV blocks, all of its workers together."""
-    blocks_per_chunk: int = 1
-    """KV blocks kept, found and evicted together."""
+    blocks_per_chunk: int | None = None
+    """KV blocks kept, found and evicted together; None: 1, or what `block_size` makes it."""
+    block_size: int | None = None
+    """The same in tokens, a multiple of the KV cache's block size."""
     eviction_policy: str = "lru"
-    """Which chunk goes first when the tier is full: "lru" or "arc"."""
+    """Which chunk goes first when the tier is full: "lru", "arc", or a class of `cache_policy_module_path`."""
+    cache_policy_module_path: str | None = None
+    """The module of an eviction policy of your own."""
     store_threshold: int = 0
     """Store a chunk only when it is offered for this many times; below 2, the first time."""
+    max_tracker_size: int = 64_000
+    """Of how many chunks the offers are counted."""
     offload_prompt_only: bool = True
     """Whether blocks filled while decoding are left out."""
+    self_describing_kv_events: bool = False
+    """Whether KV events carry the tokens of what was stored, for routers that follow them."""
+    canonical_layout: bool = False
+    """Whether chunks are laid out as without parallelism, so that engines of other TP sizes can load them."""
+    secondary_tiers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The tiers behind the host's: each a type ("durable", "remote", vLLM's "fs", ...) and that tier's options."""
+    backpressure: dict[str, Any] | None = None
+    """vLLM's back pressure of all tiers: {"backpressure_cls": "EMABackpressureDetector"}."""
+    guard: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Deadlines and circuit breaker of all tiers; a tier's own `guard` goes before. See GuardConfig."""
 
     def __post_init__(self) -> None:
-        for name, lowest in (("cpu_bytes_to_use", 1), ("blocks_per_chunk", 1), ("store_threshold", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                msg = f"{name} must be a whole number of at least {lowest}, not {value!r}"
-                raise OptionError(msg)
-        if self.eviction_policy not in ("lru", "arc"):
-            msg = f'eviction_policy must be "lru" or "arc", not {self.eviction_policy!r}'
+        _check_numbers(self)
+        _check_flags(self)
+        _check_texts(self)
+        if self.blocks_per_chunk is not None and self.block_size is not None:
+            msg = "blocks_per_chunk and block_size say the same twice; give one of them"
             raise OptionError(msg)
-        if not isinstance(self.offload_prompt_only, bool):
-            msg = f"offload_prompt_only must be true or false, not {self.offload_prompt_only!r}"
+        if self.eviction_policy not in {"lru", "arc"} and self.cache_policy_module_path is None:
+            msg = f'eviction_policy must be "lru", "arc", or in cache_policy_module_path, not {self.eviction_policy!r}'
             raise OptionError(msg)
+        if self.backpressure is not None and not isinstance(self.backpressure, dict):
+            msg = f"backpressure must be an object, not {self.backpressure!r}"
+            raise OptionError(msg)
+        if not isinstance(self.secondary_tiers, list):
+            msg = f"secondary_tiers must be a list of objects, not {self.secondary_tiers!r}"
+            raise OptionError(msg)
+        GuardConfig.parse(self.guard)
+        for tier in self.secondary_tiers:
+            self.guard_of(tier)
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> OffloadConfig:
@@ -52,17 +120,31 @@ class OffloadConfig:
         Raises:
             OptionError: an unknown key (the message names the nearest one), or a value out of range.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
         for key in extra_config:
-            if key not in names:
-                near = difflib.get_close_matches(key, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-                msg = f"unknown key {key!r} in kv_connector_extra_config: {hint}"
+            if key in REFUSED:
+                msg = f"{key} is refused in kv_connector_extra_config: {REFUSED[key]}"
                 raise OptionError(msg)
-        options = dict(extra_config)
+        names = [field.name for field in dataclasses.fields(cls)]
+        options = _known(dict(extra_config), names, "kv_connector_extra_config")
         if "cpu_bytes_to_use" in options:
             options["cpu_bytes_to_use"] = parse_bytes(options["cpu_bytes_to_use"])
         return cls(**options)
+
+    def guard_of(self, tier: object) -> GuardConfig:
+        """Return what guards a tier of `secondary_tiers`.
+
+        Raises:
+            OptionError: the tier is no object with a type, or its guard is wrong.
+        """
+        if not isinstance(tier, dict) or not isinstance(tier.get("type"), str):
+            msg = f'each of secondary_tiers must be an object with a "type", not {tier!r}'
+            raise OptionError(msg)
+        own = tier.get("guard", {})
+        return GuardConfig.parse({**self.guard, **own} if isinstance(own, dict) else own)
+
+    def for_vllm(self) -> dict[str, Any]:
+        """Return the options as vLLM's frame reads them: a deep copy, without those left open."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def parse_bytes(value: object) -> int:
@@ -78,3 +160,42 @@ def parse_bytes(value: object) -> int:
         msg = f'cpu_bytes_to_use must be bytes or a size such as "4GiB", not {value!r}'
         raise OptionError(msg)
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _known(options: object, names: list[str], where: str) -> dict[str, Any]:
+    """Return the options if all of them are known."""
+    if not isinstance(options, dict):
+        msg = f"{where} must be an object, not {options!r}"
+        raise OptionError(msg)
+    for key in options:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+            msg = f"unknown key {key!r} in {where}: {hint}"
+            raise OptionError(msg)
+    return options
+
+
+def _check_numbers(config: OffloadConfig) -> None:
+    for name in ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "store_threshold", "max_tracker_size"):
+        value, least = getattr(config, name), 0 if name == "store_threshold" else 1
+        if value is None and name in {"blocks_per_chunk", "block_size"}:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            msg = f"{name} must be a whole number of at least {least}, not {value!r}"
+            raise OptionError(msg)
+
+
+def _check_flags(config: OffloadConfig) -> None:
+    for name in ("offload_prompt_only", "self_describing_kv_events", "canonical_layout"):
+        if not isinstance(getattr(config, name), bool):
+            msg = f"{name} must be true or false, not {getattr(config, name)!r}"
+            raise OptionError(msg)
+
+
+def _check_texts(config: OffloadConfig) -> None:
+    for name in ("eviction_policy", "cache_policy_module_path"):
+        value = getattr(config, name)
+        if not isinstance(value, str) and not (value is None and name == "cache_policy_module_path"):
+            msg = f"{name} must be a name, not {value!r}"
+            raise OptionError(msg)

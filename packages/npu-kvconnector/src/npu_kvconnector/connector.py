@@ -1,7 +1,8 @@
-"""NPUOffloadConnector: vLLM's offloading connector with this distribution's host tier as its medium.
+"""NPUOffloadConnector: vLLM's offloading connector with tiers that any device can use and that may fail.
 
 vLLM's connector decides what to store, to load and to evict, fences transfers against the reuse of blocks (preemption,
-abort) and reports the statistics. What it lacks is a worker for devices other than CUDA and XPU: that is here.
+abort) and reports the statistics. What it lacks is a worker for devices other than CUDA and XPU, and an answer to a
+transfer that fails: those are here.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from npu_kvconnector import CONNECTOR
+from npu_kvconnector.compat import recompute_failed_loads
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import UnsupportedError
+from npu_kvconnector.frame.scheduler import RecoveringScheduler
+from npu_kvconnector.frame.worker import RecoveringWorker
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
         PromMetric,
@@ -30,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NPUOffloadConnector"]
 
-_SPEC = "NPUHostTierSpec"
+_SPEC = "NPUTieringSpec"
 OffloadingSpecFactory.register_spec(_SPEC, "npu_kvconnector.spec", _SPEC)
 
 
 class NPUOffloadConnector(OffloadingConnector):
-    """Keeps KV blocks in host memory, on any device that vLLM runs on."""
+    """Keeps KV blocks in host memory and in tiers behind it, on any device that vLLM runs on."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         """Build the scheduler's or the worker's half.
@@ -43,10 +48,30 @@ class NPUOffloadConnector(OffloadingConnector):
         Raises:
             OptionError: ``kv_connector_extra_config`` is wrong.
             UnsupportedError: the deployment cannot be served.
-            CapacityError: the host tier would hold no chunk.
+            CapacityError: the host tier would hold no chunk, or the host has less memory.
         """
         _refuse_unsupported(vllm_config, kv_cache_config)
-        super().__init__(_with_spec(vllm_config), role, kv_cache_config)
+        framed = _with_spec(vllm_config)
+        # Not OffloadingConnector's, which makes halves that end the engine where a job fails.
+        KVConnectorBase_V1.__init__(self, framed, role, kv_cache_config)
+        config = build_offloading_config(framed, kv_cache_config)
+        self._canonical_layout = config.canonical_layout
+        spec = OffloadingSpecFactory.create_spec(config)
+        self.connector_scheduler: RecoveringScheduler | None = None
+        self.connector_worker: RecoveringWorker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            recompute_failed_loads(_transfer_config(vllm_config))
+            self.connector_scheduler = RecoveringScheduler(spec, framed, kv_cache_config)
+        else:
+            self.connector_worker = RecoveringWorker(spec, framed, kv_cache_config)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return the requests whose loads have ended, well or not."""
+        return self._worker.take_results()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the device blocks that were to be loaded and were not; their tokens are computed."""
+        return self._worker.take_bad_blocks()
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -62,9 +87,14 @@ class NPUOffloadConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
-        """Return vLLM's metrics of the offloading connector, defined by our spec."""
+        """Return vLLM's metrics of the offloading connector, with those that our spec adds."""
         framed = _with_spec(vllm_config)
         return super().build_prom_metrics(framed, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def _worker(self) -> RecoveringWorker:
+        assert self.connector_worker is not None
+        return self.connector_worker
 
 
 def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
@@ -74,7 +104,7 @@ def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
     framed = copy.copy(vllm_config)
     framed.kv_transfer_config = dataclasses.replace(
         transfer,
-        kv_connector_extra_config=dataclasses.asdict(options) | {"spec_name": _SPEC},
+        kv_connector_extra_config=options.for_vllm() | {"spec_name": _SPEC},
     )
     return framed
 
@@ -83,15 +113,6 @@ def _refuse_unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
     role = _transfer_config(vllm_config).kv_role
     if role != "kv_both":
         msg = f'{CONNECTOR} stores and loads in the same engine; kv_role must be "kv_both", not {role!r}'
-        raise UnsupportedError(msg)
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages > 1:
-        # Stages hold different layers, so the scheduler, which sees the first, could promise chunks others lack.
-        msg = f"{CONNECTOR} does not support pipeline parallelism ({stages} stages); use --tensor-parallel-size instead"
-        raise UnsupportedError(msg)
-    if any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups):
-        # A state is one for all tokens before it: a hit would need the very block boundary that it was stored at.
-        msg = f"{CONNECTOR} does not support models with states (Mamba and the like); serve them without it"
         raise UnsupportedError(msg)
     if kv_cache_config.hisparse_host_num_blocks is not None:
         msg = f"{CONNECTOR} does not support sparse attention with blocks on the host; use vLLM's HiSparseConnector"

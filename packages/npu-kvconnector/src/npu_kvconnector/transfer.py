@@ -1,7 +1,7 @@
-"""Copies of pages between device and host: which pages, and in which order on which stream. No vLLM here.
+"""Which pages a transfer moves, and in which order on which stream. No vLLM here.
 
-A *page* is what one tensor holds of one KV block: a row of bytes. A *chunk* is ``blocks_per_chunk`` pages in a row on
-the host; a transfer may begin and end inside one.
+A *page* is what one layer's cache holds of one KV block. A *chunk* is ``blocks_per_chunk`` blocks in a row in the host
+tier; a transfer may begin and end inside one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Lane", "Run", "Transfer", "copy_runs", "plan_runs"]
+__all__ = ["Lane", "Pairs", "Run", "Transfer", "join_runs", "plan_pairs"]
+
+
+class Pairs(NamedTuple):
+    """Blocks of the device, each with its place in the host tier: chunk * blocks_per_chunk + place in the chunk."""
+
+    blocks: NDArray[np.int64]
+    places: NDArray[np.int64]
 
 
 class Run(NamedTuple):
-    """Pages that lie in a row on both sides."""
+    """Blocks that lie in a row on both sides."""
 
-    device: int
-    host: int
+    block: int
+    place: int
     length: int
 
 
-def plan_runs(
+def plan_pairs(
     block_ids: NDArray[np.int32],
     group_sizes: Sequence[int],
     block_indices: Sequence[int],
     chunk_ids: NDArray[np.int32],
     blocks_per_chunk: int,
-) -> list[list[Run]]:
-    """Return the runs of each KV cache group of a transfer, stores and loads alike.
+) -> list[Pairs]:
+    """Return what each KV cache group of a transfer moves, stores and loads alike.
 
     Args:
         block_ids: device blocks, group after group.
@@ -58,11 +65,11 @@ def plan_runs(
         skip = index % blocks_per_chunk if size else 0
         num_chunks = -(-(skip + size) // blocks_per_chunk)
         chunks = chunk_ids[chunk_at : chunk_at + num_chunks].astype(np.int64)
-        pages = (chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)).ravel()[skip : skip + size]
-        blocks = block_ids[block_at : block_at + size]
-        if len(pages) != size or len(blocks) != size:
+        places = (chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)).ravel()[skip : skip + size]
+        blocks = block_ids[block_at : block_at + size].astype(np.int64)
+        if len(places) != size or len(blocks) != size:
             break
-        plan.append(_join(blocks, pages))
+        plan.append(Pairs(blocks, places))
         block_at += size
         chunk_at += num_chunks
     if len(plan) != len(group_sizes) or block_at != len(block_ids) or chunk_at != len(chunk_ids):
@@ -71,55 +78,43 @@ def plan_runs(
     return plan
 
 
-def _join(device: NDArray[np.int32], host: NDArray[np.int64]) -> list[Run]:
-    """Return pairs of pages as runs, so that one copy moves as much as possible."""
-    if not len(device):
-        return []
-    breaks = np.flatnonzero((np.diff(device) != 1) | (np.diff(host) != 1)) + 1
-    starts = np.concatenate(([0], breaks))
-    lengths = np.diff(np.append(starts, len(device)))
-    return [Run(*run) for run in zip(device[starts].tolist(), host[starts].tolist(), lengths.tolist(), strict=True)]
+def join_runs(pairs: Pairs, blocks_per_chunk: int) -> list[Run]:
+    """Return pairs as runs, so that one copy moves as much as possible.
 
-
-def copy_runs(device: torch.Tensor, host: torch.Tensor, runs: Sequence[Run], *, to_host: bool) -> int:
-    """Copy pages between [blocks, page_size] on the device and [pages, page_size] on the host; return the bytes.
-
-    Raises:
-        TransferError: a run lies outside; a slice would be cut short in silence.
+    A run of chunks of several blocks ends with its chunk: what follows in the host tier is another layer's.
     """
-    for run in runs:
-        if min(run.device, run.host) < 0 or run.device + run.length > len(device) or run.host + run.length > len(host):
-            msg = f"{run} lies outside of {len(device)} device blocks or {len(host)} host pages"
-            raise TransferError(msg)
-    # Rows with a gap between them are copied one by one: torch would stage a larger copy in device memory.
-    most = len(host) if device.is_contiguous() else 1
-    for first_device, first_host, length in runs:
-        for offset in range(0, length, most):
-            step = min(most, length - offset)
-            on_device = device.narrow(0, first_device + offset, step)
-            on_host = host.narrow(0, first_host + offset, step)
-            target, source = (on_host, on_device) if to_host else (on_device, on_host)
-            target.copy_(source, non_blocking=True)
-    return sum(run.length for run in runs) * host.shape[1]
+    blocks, places = pairs
+    if not len(blocks):
+        return []
+    is_break = (np.diff(blocks) != 1) | (np.diff(places) != 1)
+    if blocks_per_chunk > 1:
+        is_break |= places[1:] % blocks_per_chunk == 0
+    starts = np.concatenate(([0], np.flatnonzero(is_break) + 1))
+    lengths = np.diff(np.append(starts, len(blocks)))
+    return [Run(*run) for run in zip(blocks[starts].tolist(), places[starts].tolist(), lengths.tolist(), strict=True)]
 
 
 @dataclasses.dataclass(slots=True)
 class Transfer:
-    """A submitted job. ``seconds`` is known when it is done."""
+    """A submitted job. ``seconds`` is known when it is done, ``error`` when it has failed."""
 
     job_id: int
-    num_bytes: int
+    num_bytes: int = 0
     seconds: float = 0.0
+    error: Exception | None = None
     begin: torch.Event | None = None
     end: torch.Event | None = None
 
     def is_done(self) -> bool:
-        """Whether every byte has arrived."""
+        """Whether every byte has arrived, or none will any more."""
         if self.begin is None or self.end is None:
             return True
-        if not self.end.query():
-            return False
-        self.seconds = self.begin.elapsed_time(self.end) * 1e-3
+        try:
+            if not self.end.query():
+                return False
+            self.seconds = self.begin.elapsed_time(self.end) * 1e-3
+        except RuntimeError as error:  # the device failed while it copied
+            self.error = self.error or error
         return True
 
 
@@ -138,21 +133,24 @@ class Lane:
         self._stream = torch.Stream(device=device) if has_streams else None
         self._transfers: collections.deque[Transfer] = collections.deque()
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the jobs that are not known to be done."""
+        return sum(transfer.num_bytes for transfer in self._transfers)
+
     def submit(self, job_id: int, copy: Callable[[], int]) -> None:
-        """Start a job; ``copy`` issues its copies and returns their bytes."""
-        if self._stream is None:
-            began = time.perf_counter()
-            num_bytes = copy()
-            self._transfers.append(Transfer(job_id, num_bytes, time.perf_counter() - began))
-            return
-        begin = torch.Event(device=self._device, enable_timing=True)
-        end = torch.Event(device=self._device, enable_timing=True)
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            begin.record(self._stream)
-            num_bytes = copy()
-            end.record(self._stream)
-        self._transfers.append(Transfer(job_id, num_bytes, begin=begin, end=end))
+        """Start a job; ``copy`` issues its copies and returns their bytes. What it raises is the job's error."""
+        transfer = Transfer(job_id)
+        self._transfers.append(transfer)
+        try:
+            if self._stream is None:
+                began = time.perf_counter()
+                transfer.num_bytes = copy()
+                transfer.seconds = time.perf_counter() - began
+            else:
+                self._submit_to(self._stream, transfer, copy)
+        except (RuntimeError, TransferError) as error:
+            transfer.error = error
 
     def take_finished(self) -> list[Transfer]:
         """Return the jobs done since the last call, oldest first."""
@@ -165,4 +163,19 @@ class Lane:
         """Block until these jobs, or all, are done; jobs that are not here are done already."""
         for transfer in self._transfers:
             if transfer.end is not None and (job_ids is None or transfer.job_id in job_ids):
-                transfer.end.synchronize()
+                try:
+                    transfer.end.synchronize()
+                except RuntimeError as error:  # the device failed while it copied
+                    transfer.error = transfer.error or error
+
+    def _submit_to(self, stream: torch.Stream, transfer: Transfer, copy: Callable[[], int]) -> None:
+        begin = torch.Event(device=self._device, enable_timing=True)
+        end = torch.Event(device=self._device, enable_timing=True)
+        stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with stream:
+            begin.record(stream)
+            try:
+                transfer.num_bytes = copy()
+            finally:  # copies before the one that failed are on their way
+                end.record(stream)
+                transfer.begin, transfer.end = begin, end

@@ -2,81 +2,97 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, cast
 
-import torch
 from vllm.logger import init_logger
-from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
 from npu_kvconnector.errors import TransferError
-from npu_kvconnector.tiers.host import allocate_pages
-from npu_kvconnector.transfer import Lane, copy_runs, plan_runs
+from npu_kvconnector.pages import Axis, PageMap, Stack, stack_up
+from npu_kvconnector.transfer import Lane, Pairs, join_runs, plan_pairs
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec
+    import torch
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCacheRef,
+        CanonicalKVCaches,
+        GPULoadStoreSpec,
+        LoadStoreSpec,
+    )
     from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+    from npu_kvconnector.tiers.host import HostRegion
 
 __all__ = ["HostTierWorker"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
+MOST_PENDING_STORES = 1 << 30
+"""Bytes on their way to the host; further stores fail, which is a later miss, instead of piling up on the device."""
+
 
 class HostTierWorker(OffloadingWorker):
-    """Moves pages by plain torch copies, so it serves any device; streams and events where the device has them."""
+    """Moves pages by strided torch copies, so it serves any device; streams and events where the device has them."""
 
-    def __init__(self, kv_caches: CanonicalKVCaches, *, num_chunks: int, blocks_per_chunk: int, budget: int) -> None:
-        """Allocate the host tier beside the caches.
+    def __init__(
+        self, kv_caches: CanonicalKVCaches, region: HostRegion, *, blocks_per_chunk: int, canonical: bool = False
+    ) -> None:
+        """Lay the caches' pages out in the host tier.
 
         Args:
             kv_caches: vLLM's view of the device's caches: tensors [blocks, page_size] of bytes, and for each KV cache
                 group the tensors it lives in.
-            num_chunks: chunks the host tier holds.
+            region: this worker's part of the host tier; it is the worker's from now on.
             blocks_per_chunk: KV blocks in a chunk.
-            budget: bytes of host memory this worker may take.
-
-        Raises:
-            CapacityError: the host tier does not fit.
+            canonical: whether chunks are laid out as without parallelism; each reference then has a mapping.
         """
+        self._region = region
         self._blocks_per_chunk = blocks_per_chunk
-        self._device_pages = [cache.tensor for cache in kv_caches.tensors]
-        device = self._device_pages[0].device
-        self._host_pages = allocate_pages(
-            [cache.page_size_bytes for cache in kv_caches.tensors],
-            num_pages=num_chunks * blocks_per_chunk,
-            budget=budget,
-            pin_memory=device.type != "cpu" and is_pin_memory_available(),
-        )
-        self._tensors_of_group = [sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs]
+        self._num_blocks = len(kv_caches.tensors[0].tensor)
+        views = _views(kv_caches, region, blocks_per_chunk, canonical=canonical)
+        tensors = [cache.tensor for cache in kv_caches.tensors]
+        self._stacks = [
+            stack_up(_maps_of(refs, tensors, views, blocks_per_chunk, canonical), region.base_tensor, blocks_per_chunk)
+            for refs in kv_caches.group_data_refs
+        ]
+        device = tensors[0].device
         self._stores, self._loads = Lane(device), Lane(device)
-        self._is_pinned = self._host_pages[0].is_pinned()
         logger.info(
-            "Host tier for %s: %d chunks of %d blocks, %.2f GiB of %s memory",
+            "Host tier for %s: %d chunks of %d blocks, %.2f GiB; one copy moves a run of blocks of %s layers",
             device,
-            num_chunks,
+            region.num_chunks,
             blocks_per_chunk,
-            sum(pages.nbytes for pages in self._host_pages) / 2**30,
-            "pinned" if self._is_pinned else "pageable",
+            region.total_size_bytes / 2**30,
+            [
+                len(refs) // max(1, len(stacks))
+                for refs, stacks in zip(kv_caches.group_data_refs, self._stacks, strict=True)
+            ],
         )
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Start copying device blocks to host chunks."""
-        return self._submit(job_id, src_spec, dst_spec, to_host=True)
+        """Start copying device blocks to host chunks; what cannot be done is told by `get_finished`."""
+        self._submit(job_id, src_spec, dst_spec, to_host=True)
+        return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Start copying host chunks to device blocks."""
-        return self._submit(job_id, dst_spec, src_spec, to_host=False)
+        """Start copying host chunks to device blocks; what cannot be done is told by `get_finished`."""
+        self._submit(job_id, dst_spec, src_spec, to_host=False)
+        return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Return the jobs done since the last call."""
-        return [
-            TransferResult(job.job_id, success=True, transfer_size=job.num_bytes, transfer_time=job.seconds)
-            for lane in (self._stores, self._loads)
-            for job in lane.take_finished()
-        ]
+        """Return the jobs that have ended since the last call, well or not."""
+        results = []
+        for lane in (self._stores, self._loads):
+            for job in lane.take_finished():
+                if job.error is not None:
+                    logger.warning("KV transfer %d failed: %s", job.job_id, job.error)
+                success = job.error is None
+                results.append(TransferResult(job.job_id, success, job.num_bytes, job.seconds))
+        return results
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs are done."""
+        """Block until these jobs have ended."""
         self._stores.wait(job_ids)
         self._loads.wait(job_ids)
 
@@ -84,25 +100,110 @@ class HostTierWorker(OffloadingWorker):
         """Let copies in flight end, then give the memory back to the system; safe to call twice."""
         self._stores.wait()
         self._loads.wait()
-        self._device_pages.clear()
-        self._host_pages.clear()
-        if self._is_pinned:
-            self._is_pinned = False
-            torch.accelerator.empty_host_cache()  # where PyTorch keeps pinned memory that was freed
+        self._stacks = []
+        self._region.cleanup()
 
-    def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> bool:
-        if not self._host_pages:
-            msg = f"job {job_id} was submitted after shutdown"
-            raise TransferError(msg)
-        chunk_ids = cast("CPULoadStoreSpec", chunks).chunk_ids  # what vLLM's manager of a host tier makes
-        plan = plan_runs(blocks.block_ids, blocks.group_sizes, blocks.block_indices, chunk_ids, self._blocks_per_chunk)
-
+    def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> None:
         def copy() -> int:
+            if to_host and self._stores.pending_bytes > MOST_PENDING_STORES:
+                msg = f"{self._stores.pending_bytes} bytes of stores are on their way already"
+                raise TransferError(msg)
             return sum(
-                copy_runs(self._device_pages[tensor], self._host_pages[tensor], runs, to_host=to_host)
-                for runs, tensors in zip(plan, self._tensors_of_group, strict=True)
-                for tensor in tensors
+                stack.copy(
+                    join_runs(_written(pairs, stack) if to_host else pairs, self._blocks_per_chunk), to_host=to_host
+                )
+                for pairs, stacks in zip(
+                    self._plan(blocks, cast("CPULoadStoreSpec", chunks)), self._stacks, strict=True
+                )
+                for stack in stacks
             )
 
         (self._stores if to_host else self._loads).submit(job_id, copy)
-        return True
+
+    def _plan(self, blocks: GPULoadStoreSpec, chunks: CPULoadStoreSpec) -> list[Pairs]:
+        """Return what a job moves.
+
+        Raises:
+            TransferError: it does not fit the caches, or comes after shutdown; nothing was copied.
+        """
+        if not self._stacks:
+            msg = "the worker was shut down"
+            raise TransferError(msg)
+        for ids, count, what in (
+            (blocks.block_ids, self._num_blocks, "device blocks"),
+            (chunks.chunk_ids, self._region.num_chunks, "host chunks"),
+        ):
+            if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+                msg = f"{ids.min()} to {ids.max()} lie outside of {count} {what}"
+                raise TransferError(msg)
+        return plan_pairs(
+            blocks.block_ids, blocks.group_sizes, blocks.block_indices, chunks.chunk_ids, self._blocks_per_chunk
+        )
+
+
+def _views(
+    kv_caches: CanonicalKVCaches, region: HostRegion, blocks_per_chunk: int, *, canonical: bool
+) -> list[torch.Tensor]:
+    """Return the place of each tensor in the host tier, [chunks, bytes of a chunk], as vLLM divides a row."""
+    if not canonical:
+        sizes = [cache.page_size_bytes * blocks_per_chunk for cache in kv_caches.tensors]
+        return [region.create_next_worker_view(size) for size in sizes]
+    pages = [0] * len(kv_caches.tensors)
+    for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+        assert ref.mapping is not None
+        pages[ref.tensor_idx] = max(pages[ref.tensor_idx], ref.mapping.canonical_page_size_bytes)
+    return [region.create_next_canonical_view(page * blocks_per_chunk) for page in pages]
+
+
+def _maps_of(
+    refs: list[CanonicalKVCacheRef],
+    tensors: list[torch.Tensor],
+    views: list[torch.Tensor],
+    blocks_per_chunk: int,
+    canonical: bool,
+) -> list[tuple[torch.Tensor, PageMap]]:
+    """Return where the pages of a group lie, the like parts of all layers one after another."""
+    parts = []
+    for index, ref in sorted({ref.tensor_idx: ref for ref in refs}.items()):  # a tensor that layers share once
+        maps = _parts_of(ref, tensors[index], views[index], blocks_per_chunk, canonical)
+        parts += [(number, tensors[index], page) for number, page in enumerate(maps)]
+    return [(tensor, page) for _, tensor, page in sorted(parts, key=lambda part: part[0])]
+
+
+def _parts_of(
+    ref: CanonicalKVCacheRef, tensor: torch.Tensor, view: torch.Tensor, blocks_per_chunk: int, canonical: bool
+) -> list[PageMap]:
+    """Return where the pages of a layer lie: one map, or in the canonical layout one a run of equal fragments."""
+    whole = PageMap(
+        device=int(tensor.storage_offset()),
+        host=int(view.storage_offset()),
+        block=tensor.stride(0),
+        row=view.stride(0),
+        page=view.shape[1] // blocks_per_chunk,
+        size=ref.page_size_bytes,
+    )
+    if not canonical:
+        return [whole]
+    mapping = ref.mapping
+    assert mapping is not None
+    writers = (mapping.num_writers, mapping.writer_index)
+    return [
+        dataclasses.replace(
+            whole,
+            device=whole.device + run.local_offset,
+            host=whole.host + run.canonical_offset,
+            size=run.fragment_size,
+            fragments=Axis(run.num_fragments, run.local_stride, run.canonical_stride),
+            writers=writers,
+        )
+        for run in mapping.runs
+    ]
+
+
+def _written(pairs: Pairs, stack: Stack) -> Pairs:
+    """Return the pairs that this worker stores, where several hold the same bytes and take turns."""
+    count, index = stack.writers
+    if count == 1:
+        return pairs
+    is_mine = pairs.places % count == index
+    return Pairs(pairs.blocks[is_mine], pairs.places[is_mine])

@@ -1,4 +1,4 @@
-"""The host tier's memory: one region within its budget, taken when it is made, by one worker after another."""
+"""The host tier's memory: within what is there, taken when it is made, by one process after another, without a name."""
 
 from __future__ import annotations
 
@@ -7,51 +7,87 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
+from pathlib import Path
 
 import pytest
 
-from npu_kvconnector.errors import CapacityError
-from npu_kvconnector.tiers.host import LOCK, allocate_pages
+pytest.importorskip("vllm", reason="the region is vLLM's; install npu-kvconnector[vllm]")
+
+from npu_kvconnector.errors import CapacityError, UnsupportedError
+from npu_kvconnector.tiers.host import LOCK, HostRegion
+
+ROW = 8192
 
 TAKE = """
+import sys
 from pathlib import Path
-from npu_kvconnector.tiers.host import allocate_pages
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-allocate_pages([8], num_pages=1, budget=8)
-before = resident()
-pages = allocate_pages([3 << 10] * 20, num_pages=1 << 10, budget=60 << 20)
-print(resident() - before)
+from npu_kvconnector.tiers.host import HostRegion
+def shared():
+    return int(Path("/proc/self/statm").read_text().split()[2]) * 4096
+before = shared()
+region = HostRegion(sys.argv[1], num_chunks=60 << 7, rank=0, kv_bytes_per_chunk=8192, cpu_page_size=4096)
+print(shared() - before)
+region.cleanup()
 """
 
 
-def test_pages_lie_in_one_region_and_hold_their_own_bytes() -> None:
-    sizes = [16, 48, 1]
-    pages = allocate_pages(sizes, num_pages=3, budget=3 * 65)
-    assert [tuple(tensor.shape) for tensor in pages] == [(3, size) for size in sizes]
-    assert {tensor.untyped_storage().data_ptr() for tensor in pages} == {pages[0].data_ptr()}
-    assert pages[0].untyped_storage().nbytes() == 3 * 65
-    for number, tensor in enumerate(pages):
-        tensor.fill_(number)
-    assert [tensor.unique().tolist() for tensor in pages] == [[0], [1], [2]]
-    assert all(tensor.is_contiguous() for tensor in pages)
+@pytest.fixture
+def engine() -> str:
+    return f"test-{uuid.uuid4()}"
 
 
-def test_tier_is_bounded() -> None:
-    with pytest.raises(CapacityError, match="share of 99"):
-        allocate_pages([50], num_pages=2, budget=99)
+def region_of(engine: str, rank: int | None, chunks: int = 4, row: int = ROW) -> HostRegion:
+    return HostRegion(engine, num_chunks=chunks, rank=rank, kv_bytes_per_chunk=row, cpu_page_size=row // 2)
+
+
+def test_workers_have_their_places_in_the_rows_that_the_scheduler_sees(engine: str) -> None:
+    workers = [region_of(engine, rank) for rank in (0, 1)]
+    scheduler = region_of(engine, None)
+    assert [region.is_creator for region in (*workers, scheduler)] == [True, False, False]
+    for number, worker in enumerate(workers):
+        worker.create_next_worker_view(ROW // 2).fill_(number + 1)
+    rows = scheduler.base_tensor.view(4, 2, ROW // 2)
+    assert (rows[:, 0] == 1).all()
+    assert (rows[:, 1] == 2).all()
+    for region in (*workers, scheduler):
+        region.cleanup()
+    assert not Path(scheduler.mmap_path).exists()
+
+
+def test_the_name_can_go_while_the_region_is_in_use(engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    worker, scheduler = region_of(engine, 0), region_of(engine, None)
+    scheduler.forget_name()
+    assert not Path(worker.mmap_path).exists()
+    worker.base_tensor.fill_(3)
+    assert (scheduler.base_tensor == 3).all()
+    worker.cleanup()
+    worker.cleanup()
+    scheduler.cleanup()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_it_is_bounded_by_what_the_host_has(engine: str) -> None:
     with pytest.raises(CapacityError, match="lower cpu_bytes_to_use"):
-        allocate_pages([2**40], num_pages=2**10, budget=2**60)
+        region_of(engine, 0, chunks=2**32)
+    assert not Path(f"/dev/shm/vllm_offload_{engine}.mmap").exists()
 
 
-def test_its_memory_is_there_before_anything_is_stored() -> None:
-    done = subprocess.run([sys.executable, "-c", TAKE], capture_output=True, text=True, check=True, timeout=300)
-    assert int(done.stdout) >= 60 << 20
+def test_ranks_with_caches_of_different_sizes_are_refused(engine: str) -> None:
+    region = region_of(engine, 0)
+    with pytest.raises(UnsupportedError, match="equal stages"):
+        region_of(engine, 1, row=ROW // 2)
+    region.cleanup()
 
 
-def test_a_worker_waits_for_the_one_that_takes_memory() -> None:
-    allocate_pages([8], num_pages=1, budget=8)
-    other = threading.Thread(target=allocate_pages, args=([8],), kwargs={"num_pages": 1, "budget": 8})
+def test_its_memory_is_there_before_anything_is_stored(engine: str) -> None:
+    done = subprocess.run([sys.executable, "-c", TAKE, engine], capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout.splitlines()[-1]) >= 60 << 20
+
+
+def test_a_process_waits_for_the_one_that_takes_memory(engine: str) -> None:
+    region_of(engine, 0).cleanup()
+    other = threading.Thread(target=lambda: region_of(engine, 0).cleanup())
     descriptor = os.open(LOCK, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     other.start()

@@ -1,73 +1,102 @@
-"""The host tier: one worker's host memory for KV pages, taken once and never grown.
+"""The host tier's memory: one region of /dev/shm for all processes of an engine, taken at the start and never grown.
 
-Note [One region]. Pinned allocators round every tensor up to a power of two, which for a tensor a layer can come to
-twice the bytes asked for. So all pages lie in one region, and it is pinned only where its rounded size is within the
-budget as well, as with a budget that is a power of two.
+Workers copy blocks of the device to and from it, and the scheduler's process moves chunks between it and the tiers
+behind it. A row of the region is a chunk; within a row each worker has its place, or all share one.
 
 Note [Taken at start]. Memory of the host is promised before it is there: a check alone would pass in each of several
-workers, and the kernel would kill one of them hours later, when its pages are first stored to. So workers take turns,
-and each writes to all of its memory before the next one looks at what is left.
+engines, and the kernel would kill one of them hours later, when its pages are first stored to. So processes take turns,
+and the first of an engine writes to all of the region before the next engine looks at what is left.
+
+Note [No name left behind]. A file in /dev/shm outlives a process that is killed. So the name goes as soon as all have
+the region: vLLM makes the scheduler after every worker has registered its caches, and the scheduler removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from npu_kvconnector.errors import CapacityError
+from npu_kvconnector.errors import CapacityError, UnsupportedError
 from npu_kvconnector.tiers.memory import available_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-__all__ = ["LOCK", "allocate_pages"]
+__all__ = ["LOCK", "HostRegion"]
 
 LOCK = Path(tempfile.gettempdir()) / f"npu-kvconnector-{os.getuid()}.lock"
-"""Held by a worker of this user while it takes its memory."""
+"""Held by a process of this user while it takes its memory."""
 
 
-def allocate_pages(
-    page_sizes: Sequence[int], *, num_pages: int, budget: int, pin_memory: bool = False
-) -> list[torch.Tensor]:
-    """Return a host tensor [num_pages, page_size] of int8 for each page size in bytes; see Note [One region].
+class HostRegion(SharedOffloadRegion):
+    """vLLM's shared region, taken in turns and within what the host and its control groups have."""
 
-    ``pin_memory`` asks for pinned memory; whether it fitted the budget is for ``is_pinned()`` to say.
+    def __init__(
+        self, engine_id: str, *, num_chunks: int, rank: int | None, kv_bytes_per_chunk: int, cpu_page_size: int
+    ) -> None:
+        """Create the region, or open the one that another process of this engine has created.
 
-    Raises:
-        CapacityError: more than ``budget`` bytes would be needed, or the host or a control group has less available.
-    """
-    needed = num_pages * sum(page_sizes)
-    if needed > budget:
-        msg = f"the host tier would take {needed} bytes, more than this worker's share of {budget} bytes"
-        raise CapacityError(msg)
-    rounded = 1 << max(needed - 1, 0).bit_length()
-    pinned = pin_memory and rounded <= budget
-    taken = rounded if pinned else needed
-    with _turn():
-        available = available_bytes()
-        if taken > available:
-            msg = (
-                f"the host tier takes {taken} bytes, {available} are available on this host and in its control groups; "
-                "lower cpu_bytes_to_use"
-            )
-            raise CapacityError(msg)
-        region = torch.empty(needed, dtype=torch.int8, pin_memory=pinned).fill_(0)
-    pages, start = [], 0
-    for size in page_sizes:
-        pages.append(region.narrow(0, start, num_pages * size).view(num_pages, size))
-        start += num_pages * size
-    return pages
+        Args:
+            engine_id: names the engine, also among its restarts.
+            num_chunks: rows.
+            rank: whose place in a row the views are of; None in the scheduler.
+            kv_bytes_per_chunk: bytes of a row, whole pages of memory.
+            cpu_page_size: bytes of one worker's place in a row.
+
+        Raises:
+            CapacityError: /dev/shm, the host or a control group has less left.
+            UnsupportedError: another process of this engine has made it of another size.
+        """
+        size = num_chunks * kv_bytes_per_chunk
+        with _turn():
+            try:
+                super().__init__(
+                    engine_id, num_chunks, rank, kv_bytes_per_chunk, cpu_page_size, creator_memory_check=_check_memory
+                )
+            except (RuntimeError, TimeoutError) as error:
+                kind = UnsupportedError if isinstance(error, TimeoutError) else CapacityError
+                msg = f"the host tier of {size} bytes cannot be had: {error}; lower cpu_bytes_to_use"
+                raise kind(msg) from error
+            if self.is_creator:
+                self.base_tensor[:: mmap.PAGESIZE].zero_()  # see Note [Taken at start]
+        if os.fstat(self.fd).st_size != size:
+            self.cleanup()
+            msg = "the ranks' KV caches differ in size, as of pipeline stages with unlike layers; use equal stages"
+            raise UnsupportedError(msg)
+
+    def forget_name(self) -> None:
+        """Remove the file's name; see Note [No name left behind]."""
+        with contextlib.suppress(FileNotFoundError):
+            Path(self.mmap_path).unlink()
+
+    @property
+    def is_creator(self) -> bool:
+        """Whether this process made the region, so that others may still come for it."""
+        return bool(self._creator)
+
+    def cleanup(self) -> None:
+        """Give the memory back; safe to call twice."""
+        self._creator: bool = self.is_creator and Path(self.mmap_path).exists()
+        super().cleanup()
+
+
+def _check_memory(size: int) -> None:
+    available = available_bytes()
+    if size > available:
+        msg = f"{available} bytes are available on this host and in its control groups"
+        raise RuntimeError(msg)
 
 
 @contextlib.contextmanager
 def _turn() -> Iterator[None]:
-    """Wait for the other workers that are taking memory; see Note [Taken at start]."""
+    """Wait for the other processes that are taking memory; see Note [Taken at start]."""
     descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

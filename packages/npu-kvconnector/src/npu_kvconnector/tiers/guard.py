@@ -1,0 +1,343 @@
+"""GuardedTier: any secondary tier of vLLM's, so that its slowness and its errors cost recomputation and nothing else.
+
+It stands between vLLM's tiering manager and the tier. An exception becomes a miss or a failed job, a deadline a miss,
+repeated failures open a circuit breaker, and what a tier reports about jobs that it does not have is left out.
+
+Note [A late load]. A load that outlasts its deadline may still write to its chunk of the host tier. So requests stop
+waiting for it, but the chunk stays reserved until the tier reports the end.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager
+
+from npu_kvconnector import metrics
+from npu_kvconnector.tiers.breaker import BreakerState, CircuitBreaker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from vllm.v1.kv_offload.base import OffloadingEvent, OffloadKey, ReqContext, ScheduleEndContext
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from npu_kvconnector.config import GuardConfig
+
+__all__ = ["GuardedTier"]
+
+logger = init_logger("vllm.npu_kvconnector")
+
+_REMEMBERED = 65_536  # chunks that could not be loaded lately
+_POLL_SECONDS = 0.1  # how often a skipped tier is asked for what has ended
+
+
+class GuardedTier(SecondaryTierManager):
+    """A tier behind deadlines, two circuit breakers (loads, stores) and counters; called by the scheduler alone."""
+
+    def __init__(
+        self,
+        tier: SecondaryTierManager,
+        config: GuardConfig,
+        *,
+        label: str,
+        num_chunks: int,
+        blocks_per_chunk: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Guard ``tier``.
+
+        Args:
+            tier: any manager of vLLM's interface.
+            config: deadlines and the breakers' numbers.
+            label: the tier in metrics and logs, such as "1:durable".
+            num_chunks: chunks of the host tier.
+            blocks_per_chunk: KV blocks in a chunk.
+            clock: seconds, for tests.
+        """
+        # Not super().__init__: the memory and what goes with it are the guarded tier's.
+        self.tier = tier
+        self.tier_type = tier.tier_type
+        self.locality = tier.locality
+        self.medium = tier.medium  # type: ignore[misc]  # of the guarded tier's class
+        self.cache_hit_source = tier.cache_hit_source  # type: ignore[misc]
+        self.loads = CircuitBreaker(config, clock)
+        self.stores = CircuitBreaker(config, clock)
+        self._config = config
+        self._label = label
+        self._most_pending = max(1, int(config.pending_share * num_chunks))
+        self._blocks_per_chunk = blocks_per_chunk
+        self._clock = clock
+        self._jobs: dict[int, _Job] = {}
+        self._ended: list[JobResult] = []  # jobs that the tier did not take
+        self._loading: dict[OffloadKey, float] = {}  # until when requests wait for it
+        self._failed: collections.OrderedDict[OffloadKey, float] = collections.OrderedDict()  # until when not asked for
+        self._asked: dict[str, float] = {}  # request -> since when it waits for answers
+        self._last_poll = 0.0
+        self._logged: set[tuple[str, str]] = set()
+        self._stats = OffloadingConnectorStats()
+        self._opened = (0, 0)
+
+    @property
+    def block_size_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self.tier.block_size_bytes
+
+    @property
+    def bp_detector(self) -> BackpressureDetector | None:
+        """vLLM's back pressure, where the tier's options ask for it."""
+        return self.tier.bp_detector
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Return what the tier says, or MISS where it is skipped, raises, or does not say in time."""
+        if not self.loads.allows() or self._failed.get(key, 0.0) > self._clock():
+            self._count(metrics.SKIPPED_CHUNKS, "load")
+            return LookupResult.MISS
+        result = self._call("lookup", lambda: self.tier.lookup(key, req_context), LookupResult.MISS, self.loads)
+        return self._in_time(req_context.req_id) if result is LookupResult.RETRY else result
+
+    def is_overdue(self, key: OffloadKey) -> bool:
+        """Return whether a load of this chunk has outlasted its deadline; see Note [A late load]."""
+        return self._loading.get(key, float("inf")) < self._clock()
+
+    def accepts(self, num_chunks: int) -> bool:
+        """Return whether chunks may be stored to the tier now: its breaker allows it and not too many are pending."""
+        pending = sum(len(job.keys) for job in self._jobs.values() if not job.is_load)
+        accepted = self.stores.allows() and pending + num_chunks <= self._most_pending
+        if not accepted:
+            self._count(metrics.SKIPPED_CHUNKS, "store", num_chunks)
+        return accepted
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Let the tier load chunks; what it does not take has failed."""
+        job = self._begin(job_metadata, self.loads, self._config.load_seconds)
+        for key in job.keys:
+            self._loading[key] = job.deadline
+        if not self._call("submit_load", lambda: _true(self.tier.submit_load(job_metadata)), False, self.loads):
+            self._ended.append(JobResult(job_metadata.job_id, success=False))
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Let the tier store chunks; what it does not take has failed."""
+        self._begin(job_metadata, self.stores, self._config.store_seconds)
+        if not self._call("submit_store", lambda: _true(self.tier.submit_store(job_metadata)), False, self.stores):
+            self._ended.append(JobResult(job_metadata.job_id, success=False))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that have ended since the last call, each once, and take note of those that are overdue."""
+        if self._is_left_alone():
+            return []
+        results = self._call("get_finished_jobs", lambda: list(self.tier.get_finished_jobs()), [], self.loads)
+        results += self._ended
+        self._ended = []
+        checked = [self._end(self._jobs.pop(result.job_id), result) for result in results if self._is_known(result)]
+        self._note_overdue()
+        return checked
+
+    def expect(self, job: TransferJob) -> None:
+        """Take note of a store that the tier starts by itself, for a peer."""
+        self._begin(job, self.stores, self._config.store_seconds)
+
+    def has_pending_work(self) -> bool:
+        """Return whether the tier, or a job that it did not take, needs another step."""
+        return bool(self._ended) or self._call("has_pending_work", self.tier.has_pending_work, False, self.loads)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Return the tier's KV events."""
+        return self._call("take_events", lambda: list(self.tier.take_events()), [], self.loads)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Tell the tier which chunks were used, unless it is skipped."""
+        if self.loads.state is BreakerState.CLOSED:
+            self._call("touch", lambda: self.tier.touch(keys, req_context), None, self.loads)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Tell the tier of a request; return how it wants it offloaded."""
+        return self._call(
+            "on_new_request", lambda: self.tier.on_new_request(req_context), RequestOffloadingContext(), self.loads
+        )
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Tell the tier that a request has ended."""
+        self._asked.pop(req_context.req_id, None)
+        self._call("on_request_finished", lambda: self.tier.on_request_finished(req_context), None, self.loads)
+
+    def serve_external_requests(self, parent: ParentManager) -> None:
+        """Let the tier serve its peers."""
+        if not self._is_left_alone():
+            known = _Parent(parent, self)
+            self._call("serve_external_requests", lambda: self.tier.serve_external_requests(known), None, self.loads)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Tell the tier that a step was scheduled."""
+        if not self._is_left_alone():
+            self._call("on_schedule_end", lambda: self.tier.on_schedule_end(context), None, self.loads)
+
+    def drain_jobs(self) -> None:
+        """Block until the tier has ended all jobs."""
+        self._last_poll = 0.0
+        self.tier.drain_jobs()
+
+    def shutdown(self) -> None:
+        """Release what the tier holds."""
+        self.tier.shutdown()
+
+    def get_stats(self) -> OffloadingConnectorStats:
+        """Return the tier's own figures and the guard's, since the last call."""
+        stats, self._stats = self._stats, OffloadingConnectorStats()
+        own = self._call("get_stats", self.tier.get_stats, None, self.loads)
+        if own is not None:
+            stats.aggregate(own)
+        opened = (self.loads.times_opened, self.stores.times_opened)
+        for breaker, before, operation in zip((self.loads, self.stores), self._opened, ("load", "store"), strict=True):
+            stats.set_gauge(metrics.BREAKER_STATE, int(breaker.state), (self._label, operation))
+            stats.increase_counter(metrics.BREAKER_OPENED, breaker.times_opened - before, (self._label, operation))
+        self._opened = opened
+        return stats
+
+    def _call(self, name: str, call: Callable[[], Any], default: Any, breaker: CircuitBreaker) -> Any:
+        """Return the call's result; where it raises, `default`. Raising and taking too long are failures."""
+        began = self._clock()
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001  # whatever a tier raises must not end the engine
+            self._note_failed_call(name, breaker, error)
+            return default
+        if self._clock() - began > self._config.call_seconds:
+            self._note_failed_call(name, breaker, TimeoutError(f"took {self._clock() - began:.3f} s"))
+        return result
+
+    def _note_failed_call(self, name: str, breaker: CircuitBreaker, error: Exception) -> None:
+        self._stats.increase_counter(metrics.FAILED_CALLS, 1, (self._label, name))
+        self._fail(breaker)
+        if (name, type(error).__name__) not in self._logged:
+            self._logged.add((name, type(error).__name__))
+            logger.warning("Tier %s: %s failed (further ones are only counted): %r", self._label, name, error)
+
+    def _fail(self, breaker: CircuitBreaker) -> None:
+        before = breaker.times_opened
+        breaker.fail()
+        if breaker.times_opened != before:
+            operation = "loads" if breaker is self.loads else "stores"
+            logger.warning("Tier %s is skipped for %s: %d failures in a row", self._label, operation, breaker.failures)
+
+    def _in_time(self, request: str) -> LookupResult:
+        """Return whether a request still waits for the tier's answers: RETRY; or no longer: MISS."""
+        now = self._clock()
+        since = self._asked.setdefault(request, now)
+        if now - since <= self._config.lookup_seconds:
+            return LookupResult.RETRY
+        if since > float("-inf"):  # once a request
+            self._asked[request] = float("-inf")
+            self._note_failed_call("lookup", self.loads, TimeoutError(f"no answer in {now - since:.3f} s"))
+        return LookupResult.MISS
+
+    def _begin(self, job: TransferJob, breaker: CircuitBreaker, seconds: float) -> _Job:
+        noted = _Job(tuple(job.keys), job.is_promotion, self._clock() + seconds)
+        self._jobs[job.job_id] = noted
+        breaker.begin()
+        return noted
+
+    def _is_known(self, result: JobResult) -> bool:
+        if result.job_id not in self._jobs:
+            self._note_failed_call("get_finished_jobs", self.loads, KeyError(f"no such job: {result.job_id}"))
+            return False
+        return True
+
+    def _end(self, job: _Job, result: JobResult) -> JobResult:
+        """Take note of a job's end and return it, with no keys that the job does not have."""
+        breaker = self.loads if job.is_load else self.stores
+        if not job.is_overdue:
+            breaker.succeed() if result.success else self._fail(breaker)
+        elif result.success:
+            breaker.succeed()
+        if not job.is_load:
+            for key in job.keys if result.success else ():
+                self._failed.pop(key, None)
+            return result
+        for key in job.keys:
+            self._loading.pop(key, None)
+        delivered = job.keys if result.success else set(result.successful_keys or ()) & set(job.keys)
+        missing = [key for key in job.keys if key not in delivered] if len(delivered) < len(job.keys) else []
+        self._note_missing(missing, count=not job.is_overdue)
+        if not result.success:
+            result.successful_keys = tuple(delivered) or None
+        return result
+
+    def _note_missing(self, keys: list[OffloadKey], *, count: bool) -> None:
+        """Let chunks that could not be loaded not be asked for, else requests would try them for ever."""
+        until = self._clock() + self._config.max_open_seconds
+        for key in keys:
+            self._failed[key] = until
+            self._failed.move_to_end(key)
+        while len(self._failed) > _REMEMBERED:
+            self._failed.popitem(last=False)
+        if count and keys:
+            self._stats.increase_counter(metrics.RECOMPUTED_BLOCKS, len(keys) * self._blocks_per_chunk, (self._label,))
+
+    def _note_overdue(self) -> None:
+        now = self._clock()
+        for job in self._jobs.values():
+            if job.deadline < now and not job.is_overdue:
+                job.is_overdue = True
+                operation = "load" if job.is_load else "store"
+                self._count(metrics.OVERDUE_JOBS, operation)
+                self._fail(self.loads if job.is_load else self.stores)
+                if job.is_load:
+                    blocks = len(job.keys) * self._blocks_per_chunk
+                    self._stats.increase_counter(metrics.RECOMPUTED_BLOCKS, blocks, (self._label,))
+
+    def _is_left_alone(self) -> bool:
+        """Return whether a skipped tier is not to be called in this step."""
+        now = self._clock()
+        if self.loads.state is BreakerState.OPEN and now - self._last_poll < _POLL_SECONDS and not self._ended:
+            return True
+        self._last_poll = now
+        return False
+
+    def _count(self, name: str, operation: str, number: int = 1) -> None:
+        self._stats.increase_counter(name, number, (self._label, operation))
+
+
+class _Job:
+    """A transfer that the tier has."""
+
+    __slots__ = ("deadline", "is_load", "is_overdue", "keys")
+
+    def __init__(self, keys: tuple[OffloadKey, ...], is_load: bool, deadline: float) -> None:
+        self.keys = keys
+        self.is_load = is_load
+        self.deadline = deadline
+        self.is_overdue = False
+
+
+class _Parent(ParentManager):
+    """The manager as a tier sees it while it serves peers; the guard takes note of the jobs that it makes there."""
+
+    def __init__(self, parent: ParentManager, guard: GuardedTier) -> None:
+        self._parent = parent
+        self._guard = guard
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return self._parent.on_new_request(req_context)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return self._parent.lookup(key, req_context)
+
+    def create_store_job(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TransferJob:
+        job = self._parent.create_store_job(keys, req_context)
+        self._guard.expect(job)
+        return job
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._parent.on_request_finished(req_context)
+
+
+def _true(_: None) -> bool:
+    """Return True: a call that returns nothing came back."""
+    return True
