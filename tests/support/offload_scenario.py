@@ -1,16 +1,22 @@
 """A script for any interpreter with vLLM: generates rounds of prompts and writes what came out as JSON.
 
 ``python offload_scenario.py scenario.json result.json``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
-``rounds`` (lists of prompts, each a list of token ids), ``max_tokens`` and, optionally, ``abort`` (indices of rounds
-whose requests are aborted after the first step).
+``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
+step). A round is a list of prompts, each a list of token ids, or an object with these as ``prompts`` and maybe ``lora``
+(a folder), ``salt`` and ``fault`` (of the npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def main(scenario_file: str, result_file: str) -> None:
@@ -22,19 +28,52 @@ def main(scenario_file: str, result_file: str) -> None:
     llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])
     sampling = SamplingParams(temperature=0.0, max_tokens=scenario["max_tokens"], detokenize=False, ignore_eos=True)
     rounds = []
-    for number, prompts in enumerate(scenario["rounds"]):
+    for number, entry in enumerate(scenario["rounds"]):
+        one = entry if isinstance(entry, dict) else {"prompts": entry}
         if number in scenario.get("abort", ()):
-            rounds.append(_abort(llm, prompts, sampling))
-            continue
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
-        rounds.append([{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs])
+            rounds.append(_abort(llm, one["prompts"], sampling))
+        else:
+            rounds.append(_generate(llm, sampling, **one))
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,
-        "metrics": {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")},
+        "metrics": {_name(metric): metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
     }
     llm.llm_engine.engine_core.shutdown()
     Path(result_file).write_text(json.dumps(result))
+
+
+def _generate(
+    llm: Any, sampling: Any, prompts: list[list[int]], lora: str = "", salt: str = "", fault: str = ""
+) -> list[dict[str, Any]]:
+    """Return the tokens of each prompt, and how many of its own were cached."""
+    from vllm.lora.request import LoRARequest
+
+    salted = {"cache_salt": salt} if salt else {}
+    adapter = LoRARequest(lora, zlib.crc32(lora.encode()), lora) if lora else None
+    with _armed(fault):
+        outputs = llm.generate(
+            [{"prompt_token_ids": ids, **salted} for ids in prompts], sampling, use_tqdm=False, lora_request=adapter
+        )
+    return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
+
+
+@contextlib.contextmanager
+def _armed(fault: str) -> Iterator[None]:
+    """Arm a fault of the device, which must strike."""
+    if not fault:
+        yield
+        return
+    import torch
+
+    with torch.npu.faults.Fault(fault) as armed:
+        yield
+    assert armed.struck, fault
+
+
+def _name(metric: Any) -> str:
+    """Return a metric's name, with the tier it is of."""
+    return f"{metric.name}[{metric.labels['tier']}]" if "tier" in metric.labels else str(metric.name)
 
 
 def _abort(llm: Any, prompts: list[list[int]], sampling: Any) -> list[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="the connector is a subclass of vLLM's; install npu-kvconnector[vllm]")
 
-from vllm.config import DeviceConfig, KVTransferConfig, ParallelConfig, VllmConfig
+from vllm.config import DeviceConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -20,9 +23,11 @@ from vllm.v1.kv_offload.config import (
 )
 
 from npu_kvconnector import register
+from npu_kvconnector.compat import recompute_failed_loads
+from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.connector import NPUOffloadConnector
 from npu_kvconnector.errors import CapacityError, OptionError, UnsupportedError
-from npu_kvconnector.spec import NPUHostTierSpec
+from npu_kvconnector.spec import NPUTieringSpec
 
 NO_CACHE = KVCacheConfig(num_blocks=0, kv_cache_tensors=[], kv_cache_groups=[])
 
@@ -33,13 +38,12 @@ def test_wrong_options_are_refused_when_vllm_asks_about_graphs() -> None:
     assert not NPUOffloadConnector.requires_piecewise_for_cudagraph({"cpu_bytes_to_use": "1GiB"})
 
 
-def vllm_config(role: str = "kv_both", stages: int = 1) -> VllmConfig:
+def vllm_config(role: str = "kv_both") -> VllmConfig:
     """Return a configuration with a device, so that it needs no platform."""
     register()
     return VllmConfig(
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(kv_connector="NPUOffloadConnector", kv_role=role),
-        parallel_config=ParallelConfig(pipeline_parallel_size=stages, distributed_executor_backend="mp"),
     )
 
 
@@ -48,26 +52,14 @@ def test_a_one_sided_role_is_refused() -> None:
         NPUOffloadConnector(vllm_config(role="kv_producer"), KVConnectorRole.SCHEDULER, NO_CACHE)
 
 
-def test_pipeline_stages_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="2 stages"):
-        NPUOffloadConnector(vllm_config(stages=2), KVConnectorRole.WORKER, NO_CACHE)
-
-
-def test_models_with_states_are_refused() -> None:
-    spec = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
-    cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-    with pytest.raises(UnsupportedError, match="models with states"):
-        NPUOffloadConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
-
-
-def offloading_config(cpu_bytes: int) -> OffloadingConfig:
+def offloading_config(cpu_bytes: int, **options: object) -> OffloadingConfig:
     """Two workers, blocks of 8 KiB in each."""
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layer",), group_id=0),),
         worker_kv_bytes_per_block=8192,
         enable_kv_cache_events=False,
-        extra_config={"cpu_bytes_to_use": cpu_bytes},
-        engine_id="engine",
+        extra_config={"cpu_bytes_to_use": cpu_bytes, **options},
+        engine_id=f"test-{uuid.uuid4()}",
         model=OffloadingModelConfig(name="model", dtype="bfloat16"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=2),
         parallel=OffloadingParallelConfig(
@@ -86,18 +78,50 @@ def offloading_config(cpu_bytes: int) -> OffloadingConfig:
 
 
 def test_the_tier_is_sized_in_whole_chunks_of_all_workers() -> None:
-    assert NPUHostTierSpec(offloading_config(10 * 32768 + 1)).num_chunks == 10
+    assert NPUTieringSpec(offloading_config(10 * 32768 + 1)).num_chunks == 10
 
 
 def test_a_tier_below_one_chunk_is_refused() -> None:
     with pytest.raises(CapacityError, match="holds no chunk: one takes 32768 bytes"):
-        NPUHostTierSpec(offloading_config(32767))
+        NPUTieringSpec(offloading_config(32767))
 
 
-def test_a_worker_takes_its_share_of_the_tier_and_no_more() -> None:
-    spec = NPUHostTierSpec(offloading_config(10 * 32768))
+def test_caches_are_registered_once_and_within_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = NPUTieringSpec(offloading_config(10 * 32768))
     page = 8192 + 1  # a byte more a block than the tier was sized for
     tensor = torch.zeros(4, page, dtype=torch.int8)
     caches = CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page)], [[CanonicalKVCacheRef(0, page)]])
-    with pytest.raises(CapacityError, match=f"more than this worker's share of {5 * 32768} bytes"):
+    with pytest.raises(AssertionError, match="exceeds worker area"):
         spec.get_worker(caches)
+    with pytest.raises(UnsupportedError, match="registered twice"):
+        spec.get_worker(caches)
+    assert not list(Path("/dev/shm").glob(f"*{spec.config.engine_id}*"))
+
+
+def test_a_tier_that_cannot_be_made_leaves_nothing_behind() -> None:
+    tiers = [{"type": "example"}, {"type": "example", "no_such_option": 1}]
+    spec = NPUTieringSpec(offloading_config(10 * 32768, secondary_tiers=tiers))
+    with pytest.raises(TypeError, match="no_such_option"):
+        spec.get_manager()
+    assert not list(Path("/dev/shm").glob(f"*{spec.config.engine_id}*"))
+
+
+def test_tiers_are_guarded_with_their_own_settings_first() -> None:
+    tiers = [{"type": "example", "guard": {"failures": 2}}, {"type": "example", "custom_param": 3}]
+    spec = NPUTieringSpec(
+        offloading_config(10 * 32768, secondary_tiers=tiers, guard={"failures": 7, "load_seconds": 3})
+    )
+    manager = spec.get_manager()
+    assert [tier._config for tier in manager.secondary_tiers] == [
+        GuardConfig(failures=2, load_seconds=3),
+        GuardConfig(failures=7, load_seconds=3),
+    ]
+    assert [tier.tier_type for tier in manager.secondary_tiers] == ["example", "example"]
+    manager.shutdown()
+
+
+def test_failed_loads_are_computed_whatever_the_policy_says() -> None:
+    transfer = KVTransferConfig(kv_connector="NPUOffloadConnector", kv_role="kv_both")
+    assert transfer.kv_load_failure_policy == "fail"
+    recompute_failed_loads(transfer)
+    assert transfer.kv_load_failure_policy == "recompute"

@@ -20,7 +20,9 @@ def random_bytes(number: int) -> torch.Tensor:
     return torch.randint(-128, 128, (number,), dtype=torch.int8)
 
 
-def moved(device: torch.Tensor, host: torch.Tensor, maps: list[PageMap], run: Run, *, per_chunk: int, to_host: bool) -> None:
+def moved(
+    device: torch.Tensor, host: torch.Tensor, maps: list[PageMap], run: Run, *, per_chunk: int, to_host: bool
+) -> None:
     """Move the bytes of a run one by one."""
     for page in maps:
         for i in range(run.length):
@@ -48,7 +50,8 @@ def layouts(draw: st.DrawFn) -> tuple[list[PageMap], int, int, int]:
     far = page if packed else BLOCKS * page
     order = draw(st.permutations(range(layers))) if draw(st.booleans()) else list(range(layers))
     maps = [
-        PageMap(layer * far, order[layer] * page * per_chunk, block, row, page, size, fragments) for layer in range(layers)
+        PageMap(layer * far, order[layer] * page * per_chunk, block, row, page, size, fragments)
+        for layer in range(layers)
     ]
     return maps, per_chunk, layers * BLOCKS * page, CHUNKS * row
 
@@ -74,7 +77,9 @@ def test_a_run_moves_the_bytes_that_its_pages_say(
     assert torch.equal(host, expected_host)
 
 
-@pytest.mark.parametrize(("change", "stacks"), [({}, 1), ({"size": 8}, 2), ({"device": 1000}, 2), ({"writers": (2, 0)}, 2)])
+@pytest.mark.parametrize(
+    ("change", "stacks"), [({}, 1), ({"size": 8}, 2), ({"device": 1000}, 2), ({"writers": (2, 0)}, 2)]
+)
 def test_layers_at_equal_distances_are_one_stack(change: dict[str, int], stacks: int) -> None:
     maps = [PageMap(layer * 100, layer * 16, 16, 64, 16, 16) for layer in range(3)]
     maps[2] = dataclasses.replace(maps[2], **change)

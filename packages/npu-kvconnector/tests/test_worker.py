@@ -1,6 +1,9 @@
-"""HostTierWorker under vLLM's own job specs: several KV cache groups, chunks of several blocks, memory limits."""
+"""HostTierWorker under vLLM's own job specs: several KV cache groups, chunks of several blocks, canonical pages, faults."""
 
 from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,69 +14,144 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
+    CanonicalPageMapping,
+    CopyRun,
     GPULoadStoreSpec,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from npu_kvconnector.errors import CapacityError, TransferError
+from npu_kvconnector import worker as module
+from npu_kvconnector.tiers.host import HostRegion
 from npu_kvconnector.worker import HostTierWorker
 
-BLOCKS, PAGES = 16, (64, 96)
+BLOCKS, PAGES, CHUNKS = 16, (64, 96), 8
+
+Make = Callable[..., HostTierWorker]
 
 
-@pytest.fixture
-def caches() -> CanonicalKVCaches:
+def caches_of(pages: tuple[int, ...] = PAGES) -> CanonicalKVCaches:
     """Two tensors; group 0 lives in both (one layer without padding), group 1 in the first alone."""
-    tensors = [torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8) for page in PAGES]
+    tensors = [torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8) for page in pages]
     return CanonicalKVCaches(
-        tensors=[CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(tensors, PAGES, strict=True)],
+        tensors=[CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(tensors, pages, strict=True)],
         group_data_refs=[
-            [CanonicalKVCacheRef(0, PAGES[0]), CanonicalKVCacheRef(1, PAGES[1] - 8)],
-            [CanonicalKVCacheRef(0, PAGES[0])],
+            [CanonicalKVCacheRef(0, pages[0]), CanonicalKVCacheRef(1, pages[1] - 8)],
+            [CanonicalKVCacheRef(0, pages[0])],
         ],
     )
 
 
-def worker_of(caches: CanonicalKVCaches, blocks_per_chunk: int = 2) -> HostTierWorker:
-    budget = 8 * blocks_per_chunk * sum(PAGES)
-    return HostTierWorker(caches, num_chunks=8, blocks_per_chunk=blocks_per_chunk, budget=budget)
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make workers of one engine, and end them with the test."""
+    engine, made = f"test-{uuid.uuid4()}", []
+
+    def worker(
+        caches: CanonicalKVCaches, rank: int = 0, workers: int = 1, blocks_per_chunk: int = 2, **options: bool
+    ) -> HostTierWorker:
+        share = 4096 // workers
+        region = HostRegion(engine, num_chunks=CHUNKS, rank=rank, kv_bytes_per_chunk=4096, cpu_page_size=share)
+        made.append(HostTierWorker(caches, region, blocks_per_chunk=blocks_per_chunk, **options))
+        return made[-1]
+
+    yield worker
+    for one in made:
+        one.shutdown()
 
 
-def test_groups_come_back_to_other_blocks(caches: CanonicalKVCaches) -> None:
-    worker = worker_of(caches)
+def ended(worker: HostTierWorker) -> list[tuple[int, bool, int]]:
+    return [(job.job_id, job.success, job.transfer_size) for job in worker.get_finished()]
+
+
+def test_groups_come_back_to_other_blocks(make: Make) -> None:
+    caches = caches_of()
+    worker = make(caches)
     both, first = (cache.tensor.clone() for cache in caches.tensors[::-1])
     # Group 0: three blocks from the middle of a chunk; group 1: two blocks, one chunk.
     stored = GPULoadStoreSpec([1, 2, 3, 8, 9], group_sizes=[3, 2], block_indices=[1, 4])
     assert worker.submit_store(5, stored, CPULoadStoreSpec([4, 6, 0]))
     worker.wait({5})
-    (done,) = worker.get_finished()
-    assert (done.job_id, done.success, done.transfer_size) == (5, True, 3 * sum(PAGES) + 2 * PAGES[0])
+    assert ended(worker) == [(5, True, 3 * (sum(PAGES) - 8) + 2 * PAGES[0])]
     for cache in caches.tensors:
         cache.tensor.zero_()
     loaded = GPULoadStoreSpec([11, 5, 7, 0, 15], group_sizes=[3, 2], block_indices=[1, 4])
     assert worker.submit_load(6, CPULoadStoreSpec([4, 6, 0]), loaded)
-    assert [job.job_id for job in worker.get_finished()] == [6]
+    assert [job[:2] for job in ended(worker)] == [(6, True)]
     assert torch.equal(caches.tensors[0].tensor[[11, 5, 7, 0, 15]], first[[1, 2, 3, 8, 9]])
-    assert torch.equal(caches.tensors[1].tensor[[11, 5, 7]], both[[1, 2, 3]])
+    assert torch.equal(caches.tensors[1].tensor[[11, 5, 7], :-8], both[[1, 2, 3], :-8])
     assert not caches.tensors[1].tensor[[0, 15]].any()
 
 
-def test_a_job_outside_of_the_caches_copies_nothing(caches: CanonicalKVCaches) -> None:
-    worker = worker_of(caches, blocks_per_chunk=1)
-    spec = GPULoadStoreSpec([0, BLOCKS], group_sizes=[2, 0], block_indices=[0, 0])
-    with pytest.raises(TransferError, match="outside"):
-        worker.submit_store(1, spec, CPULoadStoreSpec([0, 1]))
-    assert worker.get_finished() == []
+def test_workers_keep_to_their_places(make: Make) -> None:
+    caches = [caches_of(), caches_of()]
+    workers = [make(one, rank, workers=2) for rank, one in enumerate(caches)]
+    before = [one.tensors[0].tensor.clone() for one in caches]
+    blocks, chunks = GPULoadStoreSpec([3], [0, 1], [0, 0]), CPULoadStoreSpec([2])
+    for worker in workers:
+        worker.submit_store(1, blocks, chunks)
+    for worker, cache, tensor in zip(workers, caches, before, strict=True):
+        worker.submit_load(2, chunks, GPULoadStoreSpec([9], [0, 1], [0, 0]))
+        assert torch.equal(cache.tensors[0].tensor[9], tensor[3])
 
 
-def test_memory_is_bounded(caches: CanonicalKVCaches) -> None:
-    with pytest.raises(CapacityError, match="share"):
-        HostTierWorker(caches, num_chunks=8, blocks_per_chunk=2, budget=16 * sum(PAGES) - 1)
+def canonical(rank: int, tensor: torch.Tensor, *, ranks: int = 2) -> CanonicalKVCaches:
+    """A layer whose 4 tokens of 8 bytes alternate between ranks in the canonical page; one rank holds all of them."""
+    page = tensor.shape[1]
+    runs = (CopyRun(0, rank * 8, 8, page // 8, 8, 8 * ranks),)
+    mapping = CanonicalPageMapping(page * ranks, page, runs, 1, 0, parallelism_agnostic=True)
+    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page)], [[CanonicalKVCacheRef(0, page, mapping)]])
 
 
-def test_shutdown_gives_the_memory_back_and_ends_service(caches: CanonicalKVCaches) -> None:
-    worker = worker_of(caches)
+def test_canonical_pages_of_two_workers_are_those_of_one(make: Make) -> None:
+    one = torch.zeros(BLOCKS, 64, dtype=torch.int8)
+    two = [torch.randint(-128, 128, (BLOCKS, 32), dtype=torch.int8) for _ in range(2)]
+    for rank, tensor in enumerate(two):
+        worker = make(canonical(rank, tensor), rank, workers=2, canonical=True)
+        worker.submit_store(1, GPULoadStoreSpec([4, 5, 6], [3], [1]), CPULoadStoreSpec([3, 7]))
+        assert ended(worker) == [(1, True, 96)]
+    whole = make(canonical(0, one, ranks=1), canonical=True)
+    whole.submit_load(2, CPULoadStoreSpec([3, 7]), GPULoadStoreSpec([0, 1, 2], [3], [1]))
+    assert torch.equal(one[:3].view(3, 4, 2, 8), torch.stack([t[4:7].view(3, 4, 8) for t in two], dim=2))
+
+
+def test_workers_with_the_same_bytes_take_turns_to_write_them(make: Make) -> None:
+    written = []
+    for rank in range(2):
+        tensor = torch.full((BLOCKS, 32), rank + 1, dtype=torch.int8)
+        mapping = CanonicalPageMapping(32, 32, (CopyRun(0, 0, 32, 1, 32, 32),), 2, rank, parallelism_agnostic=True)
+        caches = CanonicalKVCaches([CanonicalKVCacheTensor(tensor, 32)], [[CanonicalKVCacheRef(0, 32, mapping)]])
+        worker = make(caches, rank, workers=2, blocks_per_chunk=1, canonical=True)
+        worker.submit_store(1, GPULoadStoreSpec([4, 5, 6], [3], [0]), CPULoadStoreSpec([1, 2, 3]))
+        written += ended(worker)
+    assert written == [(1, True, 32), (1, True, 64)]  # places 2, and 1 and 3
+    worker.submit_load(2, CPULoadStoreSpec([1, 2, 3]), GPULoadStoreSpec([0, 1, 2], [3], [0]))
+    assert tensor[:3, 0].tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize(("block", "chunk"), [(BLOCKS, 0), (-1, 0), (0, CHUNKS), (0, -1)])
+def test_a_job_outside_of_the_caches_fails_and_copies_nothing(make: Make, block: int, chunk: int) -> None:
+    caches = caches_of()
+    worker = make(caches, blocks_per_chunk=1)
+    before = caches.tensors[0].tensor.clone()
+    worker.submit_load(1, CPULoadStoreSpec([1, chunk]), GPULoadStoreSpec([0, block], [2, 0], [0, 0]))
+    assert ended(worker) == [(1, False, 0)]
+    assert torch.equal(caches.tensors[0].tensor, before)
+
+
+def test_stores_that_pile_up_fail(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PENDING_STORES", 3 * PAGES[0])
+    worker = make(caches_of(), blocks_per_chunk=1)
+    blocks, chunks = GPULoadStoreSpec([0, 1], [0, 2], [0, 0]), CPULoadStoreSpec([1, 2])
+    for job in range(3):
+        worker.submit_store(job, blocks, chunks)
+    assert [job[:2] for job in ended(worker)] == [(0, True), (1, True), (2, False)]
+    worker.submit_store(3, blocks, chunks)
+    assert [job[:2] for job in ended(worker)] == [(3, True)]
+
+
+def test_after_shutdown_jobs_fail(make: Make) -> None:
+    worker = make(caches_of())
     worker.shutdown()
     worker.shutdown()
-    with pytest.raises(TransferError, match="after shutdown"):
-        worker.submit_store(1, GPULoadStoreSpec([0], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
+    worker.submit_store(1, GPULoadStoreSpec([0], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
+    assert ended(worker) == [(1, False, 0)]

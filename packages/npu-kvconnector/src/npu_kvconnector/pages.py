@@ -42,8 +42,8 @@ class PageMap:
     """Where one part of one layer's pages lies: from `device` and `host` in bytes of the two memories.
 
     Block b begins at device + b * block; place p of the host tier at host + (p // blocks_per_chunk) * row +
-    (p % blocks_per_chunk) * page. From there `fragments.number` pieces of `size` bytes. `writers` says which places this
-    worker writes, where several hold the same bytes: those with place % writers[0] == writers[1].
+    (p % blocks_per_chunk) * page. From there `fragments.number` pieces of `size` bytes. `writers` says which
+    places this worker writes, where several hold the same bytes: those with place % writers[0] == writers[1].
     """
 
     device: int
@@ -129,8 +129,8 @@ def stack_up(maps: Sequence[tuple[torch.Tensor, PageMap]], host: torch.Tensor, b
 
 def _is_like(one: tuple[torch.Tensor, PageMap], other: tuple[torch.Tensor, PageMap]) -> bool:
     same_memory = one[0].untyped_storage().data_ptr() == other[0].untyped_storage().data_ptr()
-    # as_strided goes forwards only
-    return same_memory and one[1].shape() == other[1].shape() and other[1].device > one[1].device
+    goes_forwards = other[1].device > one[1].device and other[1].host > one[1].host  # as as_strided must
+    return same_memory and goes_forwards and one[1].shape() == other[1].shape()
 
 
 def _all_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
