@@ -146,9 +146,12 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger"):
+    if options and options[0] in (*suites, "statlogger", "kvconnector"):
         suites = [options.pop(0)]
     for suite in suites:
+        if suite == "kvconnector":
+            in_workspace(session, "python", "-m", "tests.benchmarks.kvconnector", *options)
+            continue
         if suite == "statlogger":
             statistics_cost(session, *options)
             continue

@@ -1,0 +1,77 @@
+"""A served engine and the tiers of its KV cache: killed and served again on what it left behind; faults and figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.test_faults import process_of
+from tests.support.server import metric, serve_demo, until
+
+if TYPE_CHECKING:
+    from npu_platform.demo.server import Server
+
+PROMPT = " ".join(f"{number} plus {number + 1} is {2 * number + 1}." for number in range(60)) + " 5 plus 6 is"
+TIERS = {"fs": {"root_dir": "{}"}, "durable": {"path": "{}", "bytes": 1 << 28}}
+
+
+def connector(tier: dict[str, Any]) -> tuple[str, str]:
+    extra = {"cpu_bytes_to_use": "64MiB", "secondary_tiers": [tier]}
+    transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return "--kv-transfer-config", json.dumps(transfer)
+
+
+def ask(server: Server) -> str:
+    answer = server.ask("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=16)
+    return answer["choices"][0]["text"]
+
+
+def written(server: Server) -> float:
+    return metric(server, "vllm:kv_offload_tiering_write_bytes_total")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", TIERS)
+def test_a_killed_server_s_prefixes_are_hits_of_the_next(kind: str, tmp_path: Path) -> None:
+    if kind == "durable" and importlib.util.find_spec("npu_kvconnector.tiers.durable") is None:
+        pytest.skip("this tree has no durable tier")
+    place = str(tmp_path / "tier")
+    tier = {"type": kind} | {
+        name: value.format(place) if isinstance(value, str) else value for name, value in TIERS[kind].items()
+    }
+    before = set(Path("/dev/shm").iterdir())
+    with serve_demo(tmp_path, *connector(tier)) as server:
+        first = ask(server)
+        assert until(lambda: written(server) > 0)
+        stored = written(server)
+        until(lambda: written(server) > stored, 2)
+        os.kill(process_of(server, "EngineCore"), signal.SIGKILL)
+        assert until(lambda: not server.processes_alive())
+    assert not {file for file in set(Path("/dev/shm").iterdir()) - before if file.name.startswith("vllm_offload")}
+    (tmp_path / "again").mkdir()
+    with serve_demo(tmp_path / "again", *connector(tier)) as server:
+        assert ask(server) == first
+        assert metric(server, "vllm:external_prefix_cache_hits_total") > 0
+        assert metric(server, "vllm:kv_offload_tiering_chunk_hits_total", tier=f"1:{kind}") > 0
+        assert metric(server, "vllm:kv_offload_tiering_read_bytes_total") > 0
+
+
+@pytest.mark.nightly
+def test_a_server_answers_whatever_its_tier_does_and_shows_it(tmp_path: Path) -> None:
+    guard = {"failures": 2, "open_seconds": 60, "lookup_seconds": 0.2}
+    tier = {"type": "FlakyTier", "module_path": "tests.support.flaky_tier", "bad_lookup": 1, "guard": guard}
+    root = str(Path(__file__).parents[2])
+    with serve_demo(tmp_path, *connector(tier), PYTHONPATH=root) as server:
+        assert len({ask(server) for _ in range(4)}) == 1
+        # the state is shipped with the next step
+        assert until(
+            lambda: bool(ask(server)) and metric(server, "vllm:kv_offload_tiering_breaker_state", operation="load") == 2
+        )
+        assert metric(server, "vllm:kv_offload_tiering_failed_calls_total", call="lookup") >= 2
+        assert metric(server, "vllm:kv_offload_tiering_breaker_state", operation="store") == 0
