@@ -64,7 +64,7 @@ def test_a_killed_server_s_prefixes_are_hits_of_the_next(kind: str, tmp_path: Pa
 
 @pytest.mark.nightly
 def test_a_server_answers_whatever_its_tier_does_and_shows_it(tmp_path: Path) -> None:
-    guard = {"failures": 2, "open_seconds": 60, "lookup_seconds": 0.2}
+    guard = {"failures": 1, "open_seconds": 60}
     tier = {"type": "FlakyTier", "module_path": "tests.support.flaky_tier", "bad_lookup": 1, "guard": guard}
     root = str(Path(__file__).parents[2])
     with serve_demo(tmp_path, *connector(tier), PYTHONPATH=root) as server:
@@ -73,5 +73,5 @@ def test_a_server_answers_whatever_its_tier_does_and_shows_it(tmp_path: Path) ->
         assert until(
             lambda: bool(ask(server)) and metric(server, "vllm:kv_offload_tiering_breaker_state", operation="load") == 2
         )
-        assert metric(server, "vllm:kv_offload_tiering_failed_calls_total", call="lookup") >= 2
+        assert metric(server, "vllm:kv_offload_tiering_failed_calls_total", call="lookup") == 1
         assert metric(server, "vllm:kv_offload_tiering_breaker_state", operation="store") == 0
