@@ -127,10 +127,21 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Load a server with mixed requests for two minutes, or for other seconds (nox -s soak -- 3600)."""
+    check_machine(session)
+    seconds = session.posargs[0] if session.posargs else "120"
+    in_workspace(
+        session, "pytest", "tests/e2e/test_soak.py", "-s", env=EVERYTHING | PASSIVE | {"NPU_SOAK_SECONDS": seconds}
+    )
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
-    """Run what the default sessions leave out: tests marked nightly, conformance, emulated tiers, ARM, the peer."""
+    """Run what the default sessions leave out: tests marked nightly, an hour of load, conformance, tiers, the peer."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
+    session.notify("soak", ["3600"])
     for name in ("conformance", "emulated", "arm", "peer", "mutants", "report"):
         session.notify(name, [])
 

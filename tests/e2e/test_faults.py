@@ -12,23 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx
 import pytest
 
+from tests.support import faults_page
+from tests.support.environments import ROOT
+from tests.support.faults_page import EVENT, FAULTS, PATIENCE, STATUS
 from tests.support.server import LONG, metric, serve_demo, until
+from tests.support.vital_signs import shared_memory
 
 if TYPE_CHECKING:
     from npu_platform.demo.server import Server
 
 CLIENTS = 8  # half of them stream
-PATIENCE = 20.0
-"""Seconds within which all must know and the server be gone: every 5 vLLM looks whether its engine lives."""
-
-# One launch for each of three layers of a step: by then all clients have got some of their 1,900 tokens.
-ATTENTION = "kernel=npu_ops::paged_attention"
-FAULTS = {
-    "kernel": (f"{ATTENTION}@3000", "kernel npu_ops::paged_attention failed on npu:0: fault on demand"),
-    "lost": (f"lost@3000:{ATTENTION}", "npu: device npu:0 is lost"),
-    "out-of-memory": ("oom@20000", "NPU out of memory"),
-}
-NIGHTLY = ("lost", "out-of-memory")
 
 
 class Answer(NamedTuple):
@@ -39,33 +32,30 @@ class Answer(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in FAULTS]
+    "name", [pytest.param(name, marks=[] if fault.by_day else [pytest.mark.nightly]) for name, fault in FAULTS.items()]
 )
-def test_a_fault_of_the_device_ends_the_server_with_its_words(name: str, tmp_path: Path) -> None:
-    fault, words = FAULTS[name]
-    with serve_demo(tmp_path, NPU_DEBUG=fault) as server:
-        fails_in_the_open(server)
-        assert words in server.log.read_text(errors="replace")
-
-
-def test_a_restart_serves_until_its_engine_is_killed(tmp_path: Path) -> None:
-    with serve_demo(tmp_path) as server:
+def test_a_fault_is_told_to_everybody_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    environ = fault.environ | ({"NPU_DEBUG": fault.debug} if fault.debug else {})
+    with serve_demo(tmp_path, *fault.arguments, **environ) as server:
+        # of the tests but the first, this is a start after a fault
         answer = server.ask("/v1/completions", prompt="5 plus 6 is", temperature=0, max_tokens=8)
         assert answer["choices"][0]["text"] == " 11."
-        fails_in_the_open(server, kill="EngineCore")
+        held = shared_memory(server)
+        fails_in_the_open(server, kill=fault.kill)
+        assert fault.words in server.log.read_text(errors="replace")
+    assert not [path for path in held if path.exists()]
 
 
-@pytest.mark.nightly
-def test_a_killed_worker_of_two_ends_the_server(tmp_path: Path) -> None:
-    two = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "1GiB"}
-    with serve_demo(tmp_path, "--tensor-parallel-size", "2", **two) as server:
-        fails_in_the_open(server, kill="Worker_TP1")
+def test_the_page_is_current() -> None:
+    page = ROOT / "docs" / "user_guide" / "faults.md"
+    assert page.read_text() == faults_page.text(), "python -m tests.support.faults_page > docs/user_guide/faults.md"
 
 
 def fails_in_the_open(server: Server, kill: str = "") -> None:
     """Put the server under load until it fails, of itself or by SIGKILL of a process, and assert that all are told."""
     with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(ask, server, stream=number % 2 == 0) for number in range(CLIENTS)]
+        clients = [pool.submit(ask_until_it_fails, server, stream=number % 2 == 0) for number in range(CLIENTS)]
         if kill:
             assert until(lambda: metric(server, "vllm:generation_tokens_total") > 100)
             os.kill(process_of(server, kill), signal.SIGKILL)
@@ -74,14 +64,22 @@ def fails_in_the_open(server: Server, kill: str = "") -> None:
         answers = [client.result() for client in clients]
     for number, (status, text) in enumerate(answers):
         streams = number % 2 == 0  # what streams has said 200 long ago, so the error is its last event
-        assert status == (200 if streams else 500), text[-500:]
-        assert "InternalServerError" in text[-300:], text[-500:]
+        assert status == (200 if streams else STATUS), text[-500:]
+        assert EVENT in text[-300:], text[-500:]
     assert until(lambda: not server.processes_alive(), PATIENCE), "the server stays without its engine"
     assert time.monotonic() - begin < PATIENCE
     assert server.stop()
     # vLLM 0.32's API server ends with 0, as if it had been asked to: the log and /health tell of the error.
     assert server.exit_code == 0, server.log_tail()
     assert "EngineDeadError" in server.log.read_text(errors="replace")
+
+
+def ask_until_it_fails(server: Server, *, stream: bool) -> Answer:
+    """Return the first answer that is none."""
+    while True:
+        answer = ask(server, stream=stream)
+        if answer.status != httpx.codes.OK or EVENT in answer.text[-300:]:
+            return answer
 
 
 def ask(server: Server, *, stream: bool) -> Answer:

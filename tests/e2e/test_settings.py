@@ -18,7 +18,7 @@ NEW = 10
 GREEDY = {"temperature": 0.0, "max_tokens": NEW}
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7, "max_tokens": NEW}
 PROMPTS = models.prompt_token_ids([1, 2, 3, 15, 16, 17, 31, 32, 33, 39, 40, 300])
-SAMPLED = {"prompts": PROMPTS[:3], "sampling": SEEDED}
+SAMPLED = {"prompts": [*PROMPTS[:2], PROMPTS[-1]], "sampling": SEEDED}  # the last is longer than a step
 REPETITIVE = [prompt * 4 for prompt in models.prompt_token_ids([6, 9, 12], seed=6)]
 LONG_ANSWERS = models.prompt_token_ids([150] * 8, seed=5)
 ENGINE: dict[str, Any] = {
@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "synchronous-scheduling": {"async_scheduling": False},
     "block-128": {"block_size": 128},
+    "whole-prompts": {"max_num_batched_tokens": 512},
     "many-at-once": MANY,
     "torch-sampler": {"additional_config": {"npu": {"sampler": "torch", "num_threads": 1}}},
 }
@@ -103,6 +104,8 @@ def test_settings(name: str, model: Path, runs: dict[str, EngineRun]) -> None:
     assert (run.graphs_captured == 0) == (name == "eager")
     check(model, PROMPTS, run)
     assert run.tokens(1) == run.tokens(2)
+    if name in ("synchronous-scheduling", "block-128", "whole-prompts"):
+        assert run.tokens(1) == runs["eager"].tokens(1), "a seed gives the same tokens however a prompt is cut"
 
 
 def test_preemption(model: Path, runs: dict[str, EngineRun]) -> None:

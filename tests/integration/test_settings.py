@@ -1,29 +1,25 @@
 """Every field of vLLM's configuration works on npu, is refused by name, or means nothing to a device: settings.toml.
 
-A field that vLLM adds or drops fails here by name.
+A field that vLLM adds or drops fails here by name. What is refused is asked for in test_refusals.py.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import json
-import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 import vllm.config
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 
-from tests.support import models, settings_page
+from tests.support import settings_page
 from tests.support.environments import ROOT
-from tests.support.refusals import configure, mixture_of_experts
-from tests.support.settings_page import TABLE, is_class, refused
+from tests.support.settings_page import TABLE, is_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # Fields of EngineArgs that their own class has by the same name; a field of another class, such as a draft model's
 # attention_backend, does not stand for one of EngineArgs.
@@ -93,40 +89,6 @@ def test_what_works_has_a_test(test: str) -> None:
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each setting that is refused says, asked in one process; and what none says."""
-    from tests.support import multimodal
-
-    folder = tmp_path_factory.mktemp("models")
-    folders = {
-        "llama": models.tiny_llama(folder / "llama", num_hidden_layers=1),
-        "mixture": mixture_of_experts(folder / "mixture"),
-        "mamba": models.tiny_mamba(folder / "mamba"),
-        "llava": multimodal.tiny_llava(folder / "llava"),
-        "qwen": multimodal.tiny_qwen2_5_vl(folder / "qwen"),
-    }
-    cases = {name: {"model": "{llama}"} | entry["given"] for name, entry in refused().items()}
-    cases["accepted"] = {"model": "{llama}"}
-    return configure({name: with_folders(arguments, folders) for name, arguments in cases.items()})
-
-
-def with_folders(arguments: dict[str, Any], folders: dict[str, Path]) -> dict[str, Any]:
-    text = json.dumps(arguments)
-    for name, folder in folders.items():
-        text = text.replace(f"{{{name}}}", str(folder))
-    return json.loads(text)
-
-
-@pytest.mark.parametrize("name", refused())
-def test_what_is_refused_is_refused_at_start(name: str, said: dict[str, str]) -> None:
-    assert re.search(refused()[name]["sentence"], said[name], re.DOTALL), said[name]
-
-
-def test_what_asks_for_nothing_is_accepted(said: dict[str, str]) -> None:
-    assert said["accepted"] == "accepted"
 
 
 def test_the_page_is_current() -> None:

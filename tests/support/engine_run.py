@@ -21,7 +21,7 @@ from tests.support.vllm_process import run_module
 @dataclass(frozen=True)
 class EngineRun:
     """What an engine said: per round, per prompt, ``tokens``, ``cached`` prompt tokens, and if asked the chosen tokens'
-    ``logprobs`` and each step's ``best``.
+    ``logprobs``, each step's ``best``, and all that are ``known`` of a step, by token.
 
     `layers` is what ran, as ``npu_platform.implementations`` names it; `log` is of all engines of the process.
     """
@@ -45,9 +45,10 @@ class EngineRun:
 def run_engine(
     folder: Path, model: Path, rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
 ) -> EngineRun:
-    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, and maybe the
+    """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, one sampling for all or a list, and maybe the
     folder of each prompt's adapter in ``"lora"``) with ``vllm.LLM(model=..., **engine)``.
 
+    A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``.
     ``"seen"`` and ``"heard"`` are the numbers of each prompt's image or recording (``tests.support.multimodal``).
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
     ``profiler_config`` the rounds are profiled.
@@ -98,7 +99,7 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     profiled = "profiler_config" in scenario["engine"]
     if profiled:
         llm.start_profile()
-    rounds = [(_embed if pooling else _generate)(llm, **one) for one in scenario["rounds"]]
+    rounds = [_round(llm, pooling, one) for one in scenario["rounds"]]
     if profiled:
         llm.stop_profile()
     result = {
@@ -140,23 +141,26 @@ def _look_at(model: Path) -> None:
             ModelRegistry.register_model(name, known.load_model_cls())
 
 
+def _round(llm: Any, pooling: bool, one: dict[str, Any]) -> list[dict[str, Any]]:
+    if "calls" not in one:
+        return (_embed if pooling else _generate)(llm, **one)
+    for name, arguments in one["calls"]:
+        getattr(llm, name)(**arguments)
+    return []
+
+
 def _generate(
     llm: Any,
     prompts: list[list[int]],
-    sampling: dict[str, Any],
+    sampling: dict[str, Any] | list[dict[str, Any]],
     lora: list[str | None] | None = None,
     **media: list[int],
 ) -> list[dict[str, Any]]:
-    from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
-    from vllm.sampling_params import StructuredOutputsParams
 
     from tests.support.multimodal import prompt
 
-    sampling = {"detokenize": False, "ignore_eos": True} | sampling
-    if "structured_outputs" in sampling:
-        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
-    parameters = SamplingParams(**sampling)
+    parameters = list(map(_parameters, sampling)) if isinstance(sampling, list) else _parameters(sampling)
     # an adapter has one number in all rounds
     requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
     inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]
@@ -171,16 +175,27 @@ def _generate(
     ]
 
 
+def _parameters(sampling: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    sampling = {"detokenize": False, "ignore_eos": True} | sampling
+    if "structured_outputs" in sampling:
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+    return SamplingParams(**sampling)
+
+
 def _embed(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
     outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
     return [{"embedding": output.outputs.embedding} for output in outputs]
 
 
-def _logprobs(output: Any) -> dict[str, list[float]]:
+def _logprobs(output: Any) -> dict[str, Any]:
     if output.logprobs is None:
         return {}
-    chosen = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
-    return {"logprobs": chosen, "best": [max(one.logprob for one in step.values()) for step in output.logprobs]}
+    known = [{token: one.logprob for token, one in step.items()} for step in output.logprobs]
+    chosen = [step[token] for step, token in zip(known, output.token_ids, strict=True)]
+    return {"logprobs": chosen, "best": [max(step.values()) for step in known], "known": known}
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ __all__ = [
     "tiny_modernbert",
     "tiny_qwen3",
     "tiny_qwen3_moe",
+    "with_tokenizer",
 ]
 
 VOCABULARY = 2048
@@ -325,6 +326,14 @@ def prompt_token_ids(lengths: list[int], *, seed: int = 0) -> list[list[int]]:
     return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
 
 
+def with_tokenizer(folder: Path) -> Path:
+    """Add a tokenizer whose words are w0, w1 and so on, for what asks for one: pooling tasks, grammars."""
+    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w3")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), pad_token="w0")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def _save(
     config: transformers.PreTrainedConfig,
     folder: Path,
@@ -347,11 +356,7 @@ def _save_encoder(config: transformers.PreTrainedConfig, folder: Path, seed: int
         model = transformers.AutoModel.from_config(config, dtype=torch.float32, **options)
         _roughen_vectors(model)
     model.save_pretrained(folder)
-    # vLLM's pooling tasks ask for a tokenizer, even where prompts are ids.
-    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w3")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), pad_token="w0")
-    tokenizer.save_pretrained(folder)
-    return folder
+    return with_tokenizer(folder)  # vLLM's pooling tasks ask for one, even where prompts are ids
 
 
 def _roughen_vectors(model: torch.nn.Module) -> None:

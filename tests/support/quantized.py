@@ -49,7 +49,7 @@ __all__ = [
 
 DEMO = Path(str(files("npu_platform.demo") / "model"))
 WIDEST = 2.0  # no weight of the model is larger
-LINEAR = re.compile(r"\.(self_attn|mlp)\.\w+_proj\.weight$")
+LINEAR = re.compile(r"\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight$")
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -145,13 +145,19 @@ def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
 
 
-def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
-    """compressed-tensors: a scheme (weights, input_activations, format) for the layers that match each pattern."""
+def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = DEMO) -> Path:
+    """compressed-tensors: a scheme (weights, input_activations, format) for the layers that match each pattern.
+
+    Of another model than the demo one, layers that match no pattern stay as they are.
+    """
     head = "lm_head" in schemes
     made = {pattern: QuantizationScheme(targets=[f"re:{pattern}"], **scheme) for pattern, scheme in schemes.items()}
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        scheme = next(scheme for pattern, scheme in made.items() if re.match(pattern, name))
+        scheme = next((scheme for pattern, scheme in made.items() if re.match(pattern, name)), None)
+        if scheme is None:
+            assert model != DEMO, name
+            return {f"{name}.weight": weight}, weight
         weights, inputs = scheme.weights, scheme.input_activations
         if scheme.format == "mxfp4-pack-quantized":
             codes, scales, exact = mxfp4(weight.float())
@@ -183,7 +189,7 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]]) -> Path:
         for pattern, scheme in made.items()
         if scheme.input_activations is not None
     }
-    return _save(folder, write, {**config, "config_groups": groups}, inputs, head=head)
+    return _save(folder, write, {**config, "config_groups": groups}, inputs, head=head, model=model)
 
 
 def fp8_blocks(folder: Path) -> Path:
@@ -311,11 +317,12 @@ def _save(
     inputs: dict[str, Any] | None = None,
     *,
     head: bool = False,
+    model: Path = DEMO,
 ) -> Path:
     """Write both models; `inputs`: how activations are rounded, by a pattern of layers; `head`: round lm_head too."""
     (folder / "exact").mkdir(parents=True)
     tensors, exact = {}, {}
-    weights = safetensors.torch.load_file(DEMO / "model.safetensors")
+    weights = safetensors.torch.load_file(model / "model.safetensors")
     if head:  # the demo model's is tied to the embedding
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     for name, weight in weights.items():
@@ -324,7 +331,8 @@ def _save(
             tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
         else:
             tensors[name] = exact[name] = weight
-    config = json.loads((DEMO / "config.json").read_text()) | {"tie_word_embeddings": not head}
+    config = json.loads((model / "config.json").read_text())
+    config |= {"tie_word_embeddings": not head} if model == DEMO else {}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     safetensors.torch.save_file(exact, folder / "exact" / "model.safetensors", metadata={"format": "pt"})
     (folder / "exact" / "config.json").write_text(json.dumps(config))
@@ -332,8 +340,8 @@ def _save(
     if quantization is not None:
         config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(DEMO / name, folder / name)
+    for file in {*model.glob("*.json")} - {model / "config.json"}:  # of the tokenizer, the processor, generation
+        shutil.copy(file, folder)
     return folder
 
 

@@ -1,20 +1,71 @@
-"""Asks vLLM for engine configurations on npu, many in one process, and brings back what each was refused with."""
+"""Everything that is refused on npu: what asks for it, and what it is really refused with.
+
+Settings of vLLM are in tests/integration/settings.toml, the rest is here: models, and what hangs on variables.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import transformers
 
+from tests.support import models, multimodal
+from tests.support.settings_page import refused
 from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["configure", "configured", "mixture_of_experts", "run"]
+__all__ = ["Case", "ask", "cases", "configure", "configured", "mixture_of_experts", "run"]
 
+
+@dataclass(frozen=True)
+class Case:
+    """Engine arguments and variables that are refused, and a regular expression of what is said.
+
+    "{llama}" is the folder of a model of `_FOLDERS`; `by_engine`: the configuration is accepted, the engine refuses.
+    """
+
+    given: dict[str, Any]
+    sentence: str
+    environ: dict[str, str] = field(default_factory=dict)
+    by_engine: bool = False
+
+
+_INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
+_WITHOUT_OPS = {"VLLM_PLUGINS": "npu"}
+_NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+_OTHERS: tuple[Case, ...] = (
+    Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
+    Case({"model": "{olmo-hybrid}"}, "OlmoHybridForCausalLM calls Triton"),
+    Case({"model": "{kimi-linear}"}, r"KimiLinearForCausalLM \(vllm.models.kimi_k3\) runs on NVIDIA"),
+    Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
+    Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafter on the last pipeline stage only"),
+    Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
+    Case({}, "unset VLLM_USE_V2_MODEL_RUNNER", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    Case({"model": "{mixture}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
+    Case({"model": "{mamba}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
+    Case({}, "add npu_ops to npu", _WITHOUT_OPS | {"VLLM_BATCH_INVARIANT": "1"}),
+    Case(
+        {"tensor_parallel_size": 4, "nnodes": 2, "distributed_executor_backend": "mp"},
+        "more than two ranks on several hosts",
+        _INVARIANT,
+    ),
+    Case(
+        {"model": "{bert}", "runner": "pooling", "pooler_config": {"seq_pooling_type": "MEAN"}},
+        "choose another seq_pooling_type",
+        _INVARIANT,
+    ),
+    Case({"model": "{mamba}", "mamba_ssm_cache_dtype": "float16"}, "leave out --mamba-ssm-cache-dtype", _INVARIANT),
+    Case({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED", by_engine=True),
+    Case({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported", by_engine=True),
+)
 _SMALL: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 64, "kv_cache_memory_bytes": 1 << 24}
 _CONFIGURE = """
 import json, sys
@@ -28,14 +79,43 @@ for name, arguments in json.loads(sys.argv[1]).items():
         said[name] = str(error)
 print("SAID " + json.dumps(said))
 """
+_START = """
+import json, sys
+from vllm import LLM
+try:
+    LLM(**json.loads(sys.argv[1]))
+    said = "accepted"
+except Exception as error:
+    said = str(error)
+print("SAID " + json.dumps(said))
+"""
 
 
-def configure(cases: dict[str, dict[str, Any]], **environ: str) -> dict[str, str]:
+def cases() -> dict[str, Case]:
+    """Return all cases by what asks for them."""
+    settings = [Case(entry["given"], entry["sentence"]) for entry in refused().values()]
+    return {_name(case): case for case in [*settings, *_OTHERS]}
+
+
+def ask(wanted: dict[str, Case], folder: Path) -> dict[str, str]:
+    """Return what each case is refused with, without vLLM's frame around it, or "accepted"."""
+    folders = {name: make(folder / name) for name, make in _FOLDERS.items()}
+    by_environ: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    said = {}
+    for name, case in wanted.items():
+        arguments = _with_folders({"model": "{llama}"} | case.given, folders)
+        if case.by_engine:
+            said[name] = _said(run(_START, _SMALL | arguments, **case.environ))
+        else:
+            by_environ[json.dumps(case.environ)][name] = arguments
+    for environ, arguments_of in by_environ.items():
+        said |= configure(arguments_of, **json.loads(environ))
+    return {name: _sentence(said[name]) for name in wanted}
+
+
+def configure(wanted: dict[str, dict[str, Any]], **environ: str) -> dict[str, str]:
     """Return what each case's engine arguments are refused with, or "accepted"."""
-    done = run(_CONFIGURE, {name: _SMALL | arguments for name, arguments in cases.items()}, **environ)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
-    assert line is not None, done.stderr[-3000:]
-    return json.loads(line.removeprefix("SAID "))
+    return _said(run(_CONFIGURE, {name: _SMALL | arguments for name, arguments in wanted.items()}, **environ))
 
 
 def run(code: str, argument: dict[str, Any], **environ: str) -> subprocess.CompletedProcess[str]:
@@ -55,3 +135,47 @@ def configured(folder: Path, architecture: str, config: Any) -> Path:
     config.architectures = [architecture]
     config.save_pretrained(folder)
     return folder
+
+
+def _kimi_linear(folder: Path) -> Path:
+    from vllm.transformers_utils.configs.kimi_linear import KimiLinearConfig
+
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    layers = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4}
+    config = KimiLinearConfig(num_hidden_layers=2, num_attention_heads=4, linear_attn_config=layers, **sizes)
+    return configured(folder, "KimiLinearForCausalLM", config)
+
+
+_FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "llama": lambda folder: models.tiny_llama(folder, num_hidden_layers=1),
+    "mixture": mixture_of_experts,
+    "mamba": models.tiny_mamba,
+    "bert": models.tiny_bert,
+    "llava": multimodal.tiny_llava,
+    "qwen": multimodal.tiny_qwen2_5_vl,
+    "olmo-hybrid": lambda folder: configured(folder, "OlmoHybridForCausalLM", transformers.OlmoHybridConfig()),
+    "kimi-linear": _kimi_linear,
+}
+
+
+def _name(case: Case) -> str:
+    return " ".join([*(f"{name}={value}" for name, value in case.environ.items()), json.dumps(case.given)])
+
+
+def _with_folders(arguments: dict[str, Any], folders: dict[str, Path]) -> dict[str, Any]:
+    text = json.dumps(arguments)
+    for name, folder in folders.items():
+        text = text.replace(f"{{{name}}}", str(folder))
+    return json.loads(text)
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> Any:
+    line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
+    assert line is not None, done.stderr[-3000:]
+    return json.loads(line.removeprefix("SAID "))
+
+
+def _sentence(said: str) -> str:
+    """Take pydantic's frame off."""
+    framed = re.search(r"(?:Value error|Assertion failed), (.*?) \[type=", said, re.DOTALL)
+    return framed[1] if framed else said

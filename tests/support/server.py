@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LONG", "PATIENCE", "Load", "metric", "serve_demo", "until"]
+__all__ = ["LONG", "PATIENCE", "Load", "metric", "serve", "serve_demo", "until"]
 
 READY_TIMEOUT = 300.0
 
@@ -38,9 +38,16 @@ LONG: dict[str, Any] = {"prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": Tru
 def serve_demo(folder: Path, *arguments: str, **environ: str) -> Iterator[Server]:
     """Serve the demo model until the block ends; `arguments` are further ones of ``vllm serve``, `environ` variables."""
     small = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
+    with serve(MODEL, folder, *small, *arguments, **environ) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve(model: Path, folder: Path, *arguments: str, **environ: str) -> Iterator[Server]:
+    """Serve any model so, named "demo", with its log in `folder`."""
     python = os.environ.get("NPU_TEST_SERVER_PYTHON", sys.executable)
     options = {"log": folder / "server.log", "python": python, "environment": os.environ | environ}
-    with Server(MODEL, *small, *arguments, **options) as server:
+    with Server(model, *arguments, **options) as server:
         server.wait_until_ready(READY_TIMEOUT)
         yield server
 

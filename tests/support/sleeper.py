@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from tests.support.vllm_process import run_module
 
 Step = list[Any]
-"""A name, "generate" or a method of ``vllm.LLM`` or of its engine, and what it takes."""
+"""A name, "generate", "metric" or a method of ``vllm.LLM`` or of its engine, and what it takes."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,29 @@ def main(scenario_file: str, result_file: str) -> None:
     moments = []
     for name, *arguments in scenario["steps"]:
         owner = llm if hasattr(llm, name) else llm.llm_engine.engine_core
-        result = _generate(llm, *arguments) if name == "generate" else _call(getattr(owner, name), *arguments)
+        own = _OWN.get(name)
+        result = own(llm, *arguments) if own else _call(getattr(owner, name), *arguments)
         moments.append({"result": result, **_measured(llm)})
     llm.llm_engine.engine_core.shutdown()
     Path(result_file).write_text(json.dumps(moments, default=str))
 
 
-def _generate(llm: Any, prompts: list[list[int]], new: int) -> list[list[int]]:
+def _generate(llm: Any, prompts: list[list[int]], new: int, lora: list[str | None] | None = None) -> list[list[int]]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
+    requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
     sampling = SamplingParams(temperature=0.0, max_tokens=new, detokenize=False, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
+    outputs = llm.generate(inputs, sampling, use_tqdm=False, lora_request=requests or None)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _metric(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+_OWN = {"generate": _generate, "metric": _metric}
 
 
 def _call(method: Any, arguments: dict[str, Any] | None = None) -> Any:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import importlib.util
+from types import SimpleNamespace
+
 import pytest
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
+from npu_platform import unsupported
 from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.features import refuse_states_without_kernels
 
@@ -39,3 +43,18 @@ def test_drafts_need_states_that_roll_back():
     refuse_states_without_kernels({"mixer": LayerThatRollsBack()}, with_drafts=True)
     with pytest.raises(UnsupportedFeatureError, match="states of LayerWithKernels cannot be rolled back"):
         refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerThatRollsBack()}, with_drafts=True)
+
+
+def test_lookup_of_drafts_needs_numba(monkeypatch):
+    asked = SimpleNamespace(
+        method="ngram",
+        moe_backend=None,
+        enable_adaptive_verification=False,
+        dspark_draft_topk=None,
+        rejection_sample_method="standard",
+        num_speculative_tokens_per_batch_size=None,
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert list(unsupported._speculation(asked)) == [
+        "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
+    ]

@@ -25,6 +25,7 @@ from npu_platform.kv_zeroing import caches_by_block
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.outputs import SamplerOutput
 
 
 logger = init_logger("vllm.npu_platform.model_runner")
@@ -143,6 +144,29 @@ class NPUModelRunner(GPUModelRunner):
         finally:
             if was_on:
                 gc.enable()
+
+    def _sample(self, *args: Any, **kwargs: Any) -> SamplerOutput:
+        # A token that is not wanted yet, since its prompt goes on, takes no number from its request's seed.
+        before = {row: generator.get_state() for row, generator in self._generators_of_unwanted_tokens().items()}
+        output = super()._sample(*args, **kwargs)
+        for row, state in before.items():
+            self.input_batch.generators[row].set_state(state)
+        return output
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        # vLLM turns these generators back here, by an offset that CUDA's have.
+        turned_back = self._generators_of_unwanted_tokens()
+        for row in turned_back:
+            del self.input_batch.generators[row]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators.update(turned_back)
+
+    def _generators_of_unwanted_tokens(self) -> dict[int, torch.Generator]:
+        """Return the generators of seeded requests whose sampled token is dropped, by row of the batch."""
+        unwanted = self.discard_request_mask.np
+        return {row: generator for row, generator in self.input_batch.generators.items() if unwanted[row]}
 
     def _init_kv_zero_meta(self) -> None:
         layers = self.compilation_config.static_forward_context

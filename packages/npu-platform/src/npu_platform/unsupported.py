@@ -156,6 +156,11 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "The V2 model runner launches Triton kernels without npu bodies: unset VLLM_USE_V2_MODEL_RUNNER."
     if vllm_config.speculative_config is not None:
         yield from _speculation(vllm_config.speculative_config)
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            yield (
+                "vLLM's V1 model runner has a drafter on the last pipeline stage only, and asks all for it: "
+                "leave out --speculative-config or --pipeline-parallel-size."
+            )
     if vllm_config.cache_config.prefix_match_unit is not None:
         yield "Prefixes are matched in whole blocks on npu: leave out --prefix-match-unit."
     if vllm_config.cache_config.kv_sharing_fast_prefill:

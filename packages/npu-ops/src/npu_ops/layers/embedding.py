@@ -12,7 +12,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from npu_ops.layers.linear import forget_weight, plain, plain_weight, warm_up
+from npu_ops.layers.linear import forget_weight, plain_bias, plain_weight, warm_up
 
 ops = torch.ops.npu_ops
 
@@ -33,7 +33,7 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits. x: [..., H]; returns [..., V]."""
-        return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))
+        return ops.linear(x, plain_weight(layer), plain_bias(layer, bias))
 
     def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
         """input_: int [...]; returns [..., H]."""

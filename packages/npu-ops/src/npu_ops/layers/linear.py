@@ -33,23 +33,34 @@ def plain(parameter: Tensor) -> Tensor:
 
 def plain_weight(layer: nn.Module) -> Tensor:
     """`plain(layer.weight)`, remembered for as long as the layer has the same parameter with the same memory."""
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    memo = layer.__dict__.get("_npu_ops_weight")
-    if memo is not None and memo[0] is weight:
-        return memo[1]
-    tensor = plain(weight)
-    layer.__dict__["_npu_ops_weight"] = (weight, tensor)
-    return tensor
+    return _remembered(layer, "_npu_ops_weight", layer.weight)  # type: ignore[arg-type]
+
+
+def plain_bias(layer: nn.Module, bias: Tensor | None) -> Tensor | None:
+    """The same of the bias that vLLM hands to the layer's method; None where there is none."""
+    return None if bias is None else _remembered(layer, "_npu_ops_bias", bias)
 
 
 def forget_weight(layer: nn.Module) -> None:
-    """Drop what plain_weight remembers: the parameter may have got other memory."""
-    layer.__dict__.pop("_npu_ops_weight", None)
+    """Drop what is remembered: the parameters may have got other memory."""
+    for name in ("_npu_ops_weight", "_npu_ops_bias"):
+        layer.__dict__.pop(name, None)
+
+
+def _remembered(layer: nn.Module, name: str, parameter: Tensor) -> Tensor:
+    memo = layer.__dict__.get(name)
+    if memo is not None and memo[0] is parameter:
+        return memo[1]
+    tensor = plain(parameter)
+    layer.__dict__[name] = (parameter, tensor)
+    return tensor
 
 
 def warm_up(layers: list[nn.Module], rows: int) -> None:
     """Measure our linear against torch's for these layers and up to `rows` rows; npu-platform's worker calls it."""
     weights = [plain_weight(layer) for layer in layers]
+    for layer in layers:
+        plain_bias(layer, getattr(layer, "bias", None))  # torch.compile cannot trace how it is made
     # vLLM keeps the weights of convolutions in linear layers, with a dimension more
     choices.measure([weight for weight in weights if weight.dim() == _MATRIX], rows)
 
@@ -70,7 +81,7 @@ class NpuLinearMethod(UnquantizedLinearMethod):
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
-        return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))
+        return ops.linear(x, plain_weight(layer), plain_bias(layer, bias))
 
 
 class NpuLinear:

@@ -40,6 +40,7 @@ def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
         raise UnsupportedFeatureError(msg)
     reasons = resolve_obj_by_qualname(path).validate_configuration(device_capability=None, **selector._asdict())
     if reasons:
-        msg = f"{name} cannot run this layer: {'; '.join(reasons)} ({selector})."
+        remedy = "leave out the setting that asks for it, such as --kv-cache-dtype, or serve another model"
+        msg = f"{name} cannot run this layer ({'; '.join(reasons)}): {remedy}. The layer: {selector}."
         raise UnsupportedFeatureError(msg)
     return path

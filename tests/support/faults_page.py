@@ -1,0 +1,96 @@
+"""The faults that tests/e2e/test_faults.py makes while a server is under load; writes docs/user_guide/faults.md from them.
+
+python -m tests.support.faults_page > docs/user_guide/faults.md
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+__all__ = ["EVENT", "FAULTS", "PATIENCE", "STATUS", "Fault", "text"]
+
+PATIENCE = 20
+"""Seconds within which all must know and the server be gone: every 5 vLLM looks whether its engine lives."""
+STATUS, EVENT = 500, "InternalServerError"
+"""What clients get: a status, or where a stream has begun an event of this type as its last."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens, how it is made (by ``NPU_DEBUG`` or SIGKILL of a process of that title), and the words in the log."""
+
+    what: str
+    words: str
+    debug: str = ""
+    kill: str = ""
+    arguments: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+    by_day: bool = False
+    """Whether CI makes it."""
+
+
+# One launch for each of three layers of a step: by then all clients have got some of their 1,900 tokens.
+_ATTENTION = "kernel=npu_ops::paged_attention"
+_TWO = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "1GiB"}
+_TIME = ("--shutdown-timeout", "10")
+FAULTS: dict[str, Fault] = {
+    "kernel": Fault(
+        "a kernel fails",
+        "kernel npu_ops::paged_attention failed on npu:0: fault on demand",
+        debug=f"{_ATTENTION}@3000",
+        by_day=True,
+    ),
+    "out-of-memory": Fault("a step finds no memory", "NPU out of memory", debug="oom@20000"),
+    "lost": Fault("the device is lost", "npu: device npu:0 is lost", debug=f"lost@3000:{_ATTENTION}"),
+    "engine": Fault("the engine is killed", "EngineCore encountered an issue", kill="EngineCore", by_day=True),
+    "rank": Fault(
+        "a tensor-parallel rank is killed",
+        "Worker proc VllmWorker-1 died unexpectedly",
+        kill="Worker_TP1",
+        arguments=("--tensor-parallel-size", "2", *_TIME),
+        environ=_TWO,
+    ),
+    "stage": Fault(
+        "a pipeline stage is killed",
+        "Worker proc VllmWorker-1 died unexpectedly",
+        kill="Worker_PP1",
+        arguments=("--pipeline-parallel-size", "2", *_TIME),
+        environ=_TWO,
+    ),
+}
+
+_HEAD = f"""# When something fails
+
+A fault of the device, or the death of a process, ends the server: an engine whose step was cut off does not go on. Every
+client is told within {PATIENCE} seconds, nothing stays behind, and the next start serves. `tests/e2e/test_faults.py` makes each
+of these under load, and this page is made from its table by `python -m tests.support.faults_page`.
+
+| what | what the log says |
+|---|---|
+"""
+_TAIL = f"""
+In each case:
+
+| who | sees |
+|---|---|
+| a client that waits for an answer | status {STATUS} and `{EVENT}` |
+| a client that streams | `{EVENT}` as its last event; the tokens before it are right |
+| a new client | no connection any more |
+| `/health` | another status than 200, then no connection |
+| whoever started the server | all processes are gone; the exit code is 0, as vLLM's API server gives it, so ask `/health` or the log (`EngineDeadError`) |
+| the machine | no process, and no shared memory in `/dev/shm`, if the server may take time to end: without `--shutdown-timeout 10` vLLM kills what would take away its queues of the other ranks (`psm_*`, some 50 KiB) |
+| the next start | serves |
+
+A request that asks for too much, or that is wrong, is no fault: it is refused by itself, and the server goes on. Faults on
+demand for tests of your own: [Debug and fault modes](debugging.md).
+"""
+
+
+def text() -> str:
+    """Return the page."""
+    return "".join([_HEAD, *(f"| {fault.what} | `{fault.words}` |\n" for fault in FAULTS.values()), _TAIL])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
