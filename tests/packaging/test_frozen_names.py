@@ -62,12 +62,18 @@ SETTINGS = {
         "max_open_seconds",
         "pending_share",
     },
+    "npu_kvconnector.tiers.remote.config.RemoteConfig": {
+        "url", "namespace", "secret_file", "revision", "codec", "deadline", "lookup_deadline", "hedge", "pack_bytes",
+        "pending_bytes", "index_blocks", "refresh", "ttl", "concurrency", "ca_file", "insecure", "credentials",
+        "store_options", "locality",
+    },
+    "npu_kvconnector.p2p.config.P2PConfig": {"secret_file", "peers", "deadline"},
     "npu_statlogger.config.StatLoggerConfig": STATISTICS,
 }
 PUBLIC = {
     "npu_platform": {"register"},
     "npu_ops": {"register"},
-    "npu_kvconnector": {"register", "CONNECTOR"},
+    "npu_kvconnector": {"register", "CONNECTOR", "TRANSFER_CONNECTOR"},
     "npu_statlogger": {"NPUStatLogger", "attach"},
 }
 

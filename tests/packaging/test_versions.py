@@ -21,7 +21,7 @@ VLLM = "vllm<0.33,>=0.32.0"
 REQUIREMENTS = {
     "npu-platform": {"torch==2.13.*", "numpy"},
     "npu-ops": {"torch<3,>=2.10"},
-    "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil"},
+    "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil", "blake3>=1.0", "xxhash>=3.5"},
     "npu-statlogger": {"numpy"},
 }
 EXTRAS = {
@@ -34,7 +34,9 @@ EXTRAS = {
         "statlogger": {f"npu-statlogger=={VERSION}"},
         "all": {f"{name}=={VERSION}" for name in PACKAGES if name != "npu-platform"},
     },
-    **{name: {"vllm": {VLLM}} for name in ("npu-ops", "npu-kvconnector")},
+    "npu-ops": {"vllm": {VLLM}},
+    "npu-kvconnector": {"vllm": {VLLM}, "remote": {"obstore<0.13,>=0.9", "valkey>=6.1", "zstandard>=0.23"},
+        "nixl": {"nixl>=1.4"}},
     "npu-statlogger": {
         "vllm": {VLLM},
         "otlp": {"opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp-proto-http>=1.27"},

@@ -7,11 +7,21 @@
     +-- UnsupportedError (ValueError) a deployment that the connector cannot serve exactly
     +-- CapacityError (MemoryError)   the host tier does not fit the host's memory, or holds no chunk
     +-- TransferError (RuntimeError)  a job names pages that do not exist; nothing was copied
+    +-- IntegrityError (ValueError)   a stored block is damaged, forged or another's; it counts as a miss
+    +-- StoreError (RuntimeError)     a store is down, slow or refuses us; what it holds counts as a miss
 """
 
 from __future__ import annotations
 
-__all__ = ["CapacityError", "KVConnectorError", "OptionError", "TransferError", "UnsupportedError"]
+__all__ = [
+    "CapacityError",
+    "IntegrityError",
+    "KVConnectorError",
+    "OptionError",
+    "StoreError",
+    "TransferError",
+    "UnsupportedError",
+]
 
 
 class KVConnectorError(Exception):
@@ -32,3 +42,11 @@ class CapacityError(KVConnectorError, MemoryError):
 
 class TransferError(KVConnectorError, RuntimeError):
     """A transfer job that does not fit the registered caches."""
+
+
+class IntegrityError(KVConnectorError, ValueError):
+    """A stored block that must not be used: it is damaged, forged, or belongs to another key, model or tenant."""
+
+
+class StoreError(KVConnectorError, RuntimeError):
+    """A store outside of this process that does not do what was asked; its message names no credentials."""

@@ -1,0 +1,47 @@
+"""A thread with an event loop, which a scheduler hands work to without waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from concurrent.futures import Future
+
+__all__ = ["BackgroundLoop"]
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Runs coroutines in a daemon thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine; call from any other thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancel what still runs, do ``last`` and end the thread; safe to call twice."""
+        if self._loop.is_closed():
+            last.close()
+            return
+        self.submit(_cancel_all()).result()
+        self.submit(last).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,348 @@
+"""RemoteTierManager: vLLM's interface of a secondary tier over a store of sealed records.
+
+vLLM's scheduler calls the manager and must not wait, so all requests run in one background thread. A block is copied
+into the host tier there, between two awaits, after it was verified and only while its job is within its deadline; once
+a job is reported nothing writes to its chunks any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from npu_kvconnector.envelope import HEADER_BYTES, Realm
+from npu_kvconnector.errors import IntegrityError, StoreError
+from npu_kvconnector.fingerprint import fingerprint
+from npu_kvconnector.secret_file import read_secret
+from npu_kvconnector.tiers.remote.background import BackgroundLoop
+from npu_kvconnector.tiers.remote.codec import PLAIN, decode, open_codec
+from npu_kvconnector.tiers.remote.config import RemoteConfig
+from npu_kvconnector.tiers.remote.health import Health
+from npu_kvconnector.tiers.remote.store import Record, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine, Iterable
+
+    from typing_extensions import Buffer
+    from vllm.v1.kv_offload.base import (
+        OffloadingMetricMetadata,
+        OffloadingSpec,
+        OffloadKey,
+        ReqContext,
+        ScheduleEndContext,
+    )
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+    from vllm.v1.kv_offload.tiering.base import JobId, TransferJob
+
+__all__ = ["RemoteTierManager"]
+
+logger = init_logger("vllm.npu_kvconnector")
+
+_CLOSING = 5.0
+"""Seconds for which shutdown waits for stores under way."""
+_COUNTERS = {
+    "vllm:npu_kv_remote_dropped_blocks": "Blocks not stored: the queue was full, or the store was left alone.",
+    "vllm:npu_kv_remote_rejected_blocks": "Blocks read that were damaged, forged or another's; they were misses.",
+    "vllm:npu_kv_remote_late_blocks": "Blocks that had not come at their deadline; they were computed.",
+    "vllm:npu_kv_remote_failures": "Requests to the store that failed or were late.",
+}
+_DROPPED, _REJECTED, _LATE, _FAILURES = _COUNTERS
+_OPEN = "vllm:npu_kv_remote_left_alone"
+
+
+class RemoteTierManager(SecondaryTierManager):
+    """Keeps blocks in an object store or in Valkey; see :class:`RemoteConfig` for the options."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the store; nothing is asked of it yet, so a server starts while its store is down.
+
+        Args:
+            offloading_spec: vLLM's description of the deployment.
+            primary_kv_view: bytes of the host tier [chunks, bytes of a chunk].
+            tier_type: what the configuration calls this tier.
+            backpressure_detector: vLLM's, if configured.
+            options: the tier's other options.
+
+        Raises:
+            OptionError: an option is wrong, or a library that it needs is missing.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._config = RemoteConfig.parse(options)
+        self.locality = Locality(self._config.locality)
+        self._memory = primary_kv_view.cast("B")
+        config, block_bytes = offloading_spec.config, self.block_size_bytes
+        model = fingerprint(config, block_bytes=block_bytes, revision=self._config.revision)
+        self._realm = Realm(model, self._config.namespace, read_secret(self._config.secret_file))
+        self._codec = open_codec(self._config.codec, config.model.dtype)
+        self._store = open_store(self._config, self._realm.id, HEADER_BYTES + block_bytes)
+        self._health = Health()
+        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._loads: dict[JobId, Collection[OffloadKey]] = {}
+        self._jobs: set[JobId] = set()
+        self._pending_bytes = 0
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()  # over counts and pending bytes
+        self._loop = BackgroundLoop("npu-kv-remote")
+        self._loop.submit(self._store.start()).result()
+        self._lookups = _Lookups(self)
+        where, codec = self._config.url.partition("?")[0], self._config.codec
+        logger.info("Remote tier: %s, blocks of %d bytes, codec %s", where, block_bytes, codec)
+
+    # --- what the scheduler asks ------------------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether the block is there; RETRY while the store has not answered."""
+        if not self._health.allows():
+            return LookupResult.MISS
+        found = self._lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Begin to store blocks; they are dropped and counted where the queue is full or the store left alone."""
+        if not self._take(job_metadata):
+            self._count(_DROPPED, len(job_metadata.keys))
+            self._results.put(JobResult(job_metadata.job_id, success=False))
+            return
+        self._loop.submit(self._run(job_metadata, self._save(job_metadata)))
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Begin to load blocks; they are misses where the queue is full or the store left alone."""
+        self._loads[job_metadata.job_id] = job_metadata.keys
+        if not self._take(job_metadata):
+            self._results.put(JobResult(job_metadata.job_id, success=False))
+            return
+        self._loop.submit(self._run(job_metadata, self._load(job_metadata)))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs done since the last call; blocks that did not load are misses from now on."""
+        finished = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                finished.append(self._results.get_nowait())
+        for result in finished:
+            self._jobs.discard(result.job_id)
+            keys = self._loads.pop(result.job_id, None)
+            if keys is not None and not result.success:
+                loaded = set(result.successful_keys or ())
+                self._lookups.mark_miss([key for key in keys if key not in loaded])
+        return finished
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask for new blocks only; those that were found are stored already."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what the request asked for."""
+        self._lookups.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send this step's questions to the store, together."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """Wait for all jobs; each ends at its deadline at the latest."""
+        waited = time.monotonic()
+        while self._results.qsize() < len(self._jobs):
+            if time.monotonic() - waited > 10 * self._config.deadline:
+                msg = f"jobs of the remote tier have not ended after {10 * self._config.deadline} s"
+                raise StoreError(msg)
+            time.sleep(0.001)
+
+    def shutdown(self) -> None:
+        """Let stores under way end for some seconds, then close the store; safe to call twice."""
+        self._lookups.shutdown()
+        until = time.monotonic() + min(_CLOSING, self._config.deadline)
+        while self._results.qsize() < len(self._jobs) and time.monotonic() < until:
+            time.sleep(0.005)
+        self._loop.stop(self._store.close())
+        self._memory.release()  # the region's owner closes it next
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """Return the tier's own metrics; bytes, seconds and hits are vLLM's ``vllm:kv_offload_tiering_*``."""
+        counters = {name: OffloadingCounterMetadata(documentation=text) for name, text in _COUNTERS.items()}
+        gauge = OffloadingGaugeMetadata(documentation="1 while the store is left alone after failures, else 0.")
+        return {**counters, _OPEN: gauge}
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return the counts since the last call."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        stats = OffloadingConnectorStats()
+        for name, number in counts.items():
+            stats.increase_counter(name, number)
+        stats.set_gauge(_OPEN, 0.0 if self._health.allows() else 1.0)
+        return stats
+
+    def find_now(self, keys: list[OffloadKey]) -> list[bool]:
+        """Wait for :meth:`find`; for the thread of the questions."""
+        if not self._health.allows():
+            return [False] * len(keys)
+        return self._loop.submit(self.find(keys)).result()
+
+    # --- in the background thread -----------------------------------------------------------------------------------
+
+    async def find(self, keys: list[OffloadKey]) -> list[bool]:
+        """Say for each key whether the store has its block; all are misses where it does not say in time."""
+        try:
+            async with asyncio.timeout(self._config.lookup_deadline):
+                found = await self._store.find([self._realm.name(key) for key in keys])
+        except (StoreError, TimeoutError) as error:
+            self._note_failure(error)
+            return [False] * len(keys)
+        self._health.succeeded()
+        return found
+
+    async def _run(self, job: TransferJob, work: Coroutine[Any, Any, list[OffloadKey]]) -> None:
+        """Do a job within its deadline and report it; nothing of it is left running then."""
+        began = time.monotonic()
+        done: list[OffloadKey] = []
+        try:
+            done = await work
+        except Exception:  # a fault of ours must not leave the job open for ever
+            logger.exception("A job of the remote tier failed")
+        finally:
+            with self._lock:
+                self._pending_bytes -= len(job.keys) * self.block_size_bytes
+            result = JobResult(
+                job.job_id,
+                success=len(done) == len(job.keys),
+                successful_keys=tuple(done) if job.is_promotion and done else None,
+                transfer_time=time.monotonic() - began,
+                transfer_bytes=len(done) * self.block_size_bytes,
+            )
+            self._results.put(result)
+
+    async def _save(self, job: TransferJob) -> list[OffloadKey]:
+        keys = list(job.keys)
+        try:
+            async with asyncio.timeout(self._config.deadline):
+                there = await self._store.find([self._realm.name(key) for key in keys])
+                records = [
+                    await self._seal(key, self._chunk(chunk))
+                    for key, chunk, is_there in zip(keys, job.chunk_ids, there, strict=True)
+                    if not is_there
+                ]
+                if records:
+                    await self._store.save(records)
+        except (StoreError, TimeoutError) as error:
+            self._note_failure(error)
+            self._count(_DROPPED, len(keys))
+            return []
+        self._health.succeeded()
+        return keys
+
+    async def _load(self, job: TransferJob) -> list[OffloadKey]:
+        keys = list(job.keys)
+        loaded: list[OffloadKey] = []
+
+        async def take(number: int, record: Buffer) -> None:
+            block = await self._open(keys[number], record)
+            if block is not None:
+                self._chunk(job.chunk_ids[number])[:] = memoryview(block).cast("B")
+                loaded.append(keys[number])
+
+        try:
+            async with asyncio.timeout(self._config.deadline):
+                await self._store.load([self._realm.name(key) for key in keys], take)
+        except (StoreError, TimeoutError) as error:
+            self._note_failure(error)
+            self._count(_LATE, len(keys) - len(loaded))
+        else:
+            self._health.succeeded()
+        return list(loaded)
+
+    def _chunk(self, number: int) -> memoryview:
+        """Return the bytes of a chunk of the host tier."""
+        start = int(number) * self.block_size_bytes
+        return self._memory[start : start + self.block_size_bytes]
+
+    async def _seal(self, key: OffloadKey, block: memoryview) -> Record:
+        payload: Buffer | None = None
+        if self._codec is not None:
+            payload = await asyncio.to_thread(self._codec.encode, block)
+        number = PLAIN if payload is None or self._codec is None else self._codec.number
+        body = block if payload is None else payload
+        header = self._realm.header(key, body, plain_bytes=block.nbytes, codec=number)
+        return Record(self._realm.name(key), header, body)
+
+    async def _open(self, key: OffloadKey, record: Buffer) -> Buffer | None:
+        """Return the block of a record, or None where it must not be used; such a record is dropped."""
+        try:
+            payload, number, plain_bytes = self._realm.open(key, record)
+            if plain_bytes != self.block_size_bytes:
+                msg = f"the record is a block of {plain_bytes} bytes, not {self.block_size_bytes}"
+                raise IntegrityError(msg)
+            if number == PLAIN:
+                return decode(None, number, payload, plain_bytes)
+            return await asyncio.to_thread(decode, self._codec, number, payload, plain_bytes)
+        except IntegrityError as error:
+            logger.warning("The remote tier leaves out a block: %s", error)
+            self._count(_REJECTED, 1)
+            with contextlib.suppress(StoreError):
+                await self._store.forget(self._realm.name(key))
+            return None
+
+    # --- counts -----------------------------------------------------------------------------------------------------
+
+    def _take(self, job: TransferJob) -> bool:
+        """Say whether the job may begin, and count its bytes as pending."""
+        self._jobs.add(job.job_id)
+        size = len(job.keys) * self.block_size_bytes
+        with self._lock:
+            if not self._health.allows() or self._pending_bytes + size > self._config.pending_bytes:
+                return False
+            self._pending_bytes += size
+        return True
+
+    def _note_failure(self, error: Exception) -> None:
+        self._count(_FAILURES, 1)
+        if self._health.failed():
+            reason = error if isinstance(error, StoreError) else "it does not answer in time"
+            logger.warning("The remote tier leaves its store alone for a while: %s", reason)
+
+    def _count(self, name: str, number: int) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + number
+
+
+class _Lookups(AsyncLookupManager):
+    """vLLM's bookkeeping of questions under way; its thread waits for ours."""
+
+    def __init__(self, tier: RemoteTierManager) -> None:
+        self._tier = tier
+        super().__init__(tier_type=tier.tier_type)
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
+        """Ask for the keys of one request."""
+        return self._tier.find_now(keys)

@@ -1,0 +1,121 @@
+"""ValkeyStore: one record a key in Valkey or Redis; TLS and passwords as the servers' own tools take them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import valkey.asyncio
+from valkey.exceptions import ValkeyError
+
+from npu_kvconnector.errors import OptionError, StoreError
+from npu_kvconnector.tiers.remote.config import KEY_VALUE_SCHEMES, password_of_valkey
+from npu_kvconnector.tiers.remote.hedging import Hedge
+from npu_kvconnector.tiers.remote.store import all_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from typing_extensions import Buffer
+
+    from npu_kvconnector.tiers.remote.config import RemoteConfig
+    from npu_kvconnector.tiers.remote.store import Record
+
+__all__ = ["ValkeyStore"]
+
+_REPLY_BYTES = 8 * 2**20
+"""Of a reply, about: several blocks are asked for together, and read while others are on their way."""
+
+
+class ValkeyStore:
+    """A realm's keys in a Valkey or Redis database; the server's ``maxmemory-policy`` says which go when it is full."""
+
+    def __init__(self, config: RemoteConfig, realm: bytes, record_bytes: int) -> None:
+        """Open the store without a request.
+
+        Raises:
+            OptionError: the client refuses the url or the options.
+        """
+        self._prefix = b"npukv:" + realm.hex().encode() + b":"
+        self._at_a_time = max(_REPLY_BYTES // record_bytes, 1)
+        self._milliseconds = None if config.ttl is None else max(int(config.ttl * 1000), 1)
+        self._hedge = Hedge(enabled=config.hedge)
+        self._client = _open(config)
+
+    async def start(self) -> None:
+        """Do nothing: connections are made as they are needed."""
+
+    async def find(self, names: Sequence[bytes]) -> list[bool]:
+        """Ask for all names in one round trip."""
+
+        async def request() -> list[Any]:
+            pipeline = self._client.pipeline(transaction=False)
+            for name in names:
+                pipeline.exists(self._prefix + name)
+            return list(await pipeline.execute())
+
+        return [bool(found) for found in await self._ask(lambda: self._hedge.read(request), "answer")]
+
+    async def load(self, names: Sequence[bytes], take: Callable[[int, Buffer], Awaitable[None]]) -> None:
+        """Read the records that are there, some at a time, and hand them on."""
+        firsts = range(0, len(names), self._at_a_time)
+        await all_of(self._load(first, names[first : first + self._at_a_time], take) for first in firsts)
+
+    async def save(self, records: Sequence[Record]) -> None:
+        """Write the records in one round trip; those that are there stay as they are."""
+
+        async def request() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for record in records:
+                value = b"".join([record.header, record.payload])
+                pipeline.set(self._prefix + record.name, value, px=self._milliseconds)
+            await pipeline.execute()
+
+        await self._ask(request, "save blocks")
+
+    async def forget(self, name: bytes) -> None:
+        """Delete a record."""
+
+        async def request() -> None:
+            await self._client.unlink(self._prefix + name)
+
+        await self._ask(request, "delete a block")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _load(self, first: int, names: Sequence[bytes], take: Callable[[int, Buffer], Awaitable[None]]) -> None:
+        async def request() -> list[bytes | None]:
+            return list(await self._client.mget([self._prefix + name for name in names]))
+
+        for number, record in enumerate(await self._ask(lambda: self._hedge.read(request), "read blocks")):
+            if record is not None:
+                await take(first + number, record)
+
+    async def _ask(self, request: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
+        try:
+            return await request()
+        except (ValkeyError, OSError) as error:
+            # Not its text: a server may repeat what it was sent.
+            msg = f"Valkey did not {what} ({type(error).__name__})"
+            raise StoreError(msg) from None
+
+
+def _open(config: RemoteConfig) -> Any:
+    parts = urlsplit(config.url)
+    scheme = KEY_VALUE_SCHEMES[parts.scheme]
+    options: dict[str, Any] = {"password": password_of_valkey(), "socket_connect_timeout": config.deadline}
+    if parts.username is not None:
+        options["username"] = parts.username
+    if scheme == "valkeys":
+        options |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_ca_certs": config.ca_file}
+    try:
+        # Beyond so many connections, requests wait for one.
+        pool = valkey.asyncio.BlockingConnectionPool.from_url(
+            urlunsplit(parts._replace(scheme=scheme)), max_connections=config.concurrency, timeout=None, **options
+        )
+        return valkey.asyncio.Valkey(connection_pool=pool)
+    except (ValkeyError, ValueError, TypeError) as error:
+        msg = f"the Valkey server of the remote tier cannot be used: {error}"
+        raise OptionError(msg) from None

@@ -1,0 +1,87 @@
+"""The fingerprint: equal for equal weights and layouts, wherever they lie, and for no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from npu_kvconnector.errors import OptionError
+from npu_kvconnector.fingerprint import fingerprint, weights_digest
+from tests.support.offloading import offloading_config
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(random.Random(1).randbytes(3 << 20))
+    return folder
+
+
+def test_a_copy_of_the_weights_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "elsewhere")
+    assert weights_digest(str(model)) == weights_digest(str(tmp_path / "elsewhere"))
+
+
+def test_other_weights_of_the_same_shape_are_another_model(model: Path) -> None:
+    before = weights_digest(str(model))
+    (model / "model.safetensors").write_bytes(random.Random(2).randbytes(3 << 20))
+    assert weights_digest(str(model)) != before
+
+
+def test_other_settings_are_another_model(model: Path) -> None:
+    before = weights_digest(str(model))
+    (model / "config.json").write_text('{"rope_theta": 2}')
+    assert weights_digest(str(model)) != before
+
+
+def test_weights_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(OptionError, match="set revision"):
+        weights_digest("somebody/model")
+    with pytest.raises(OptionError, match="set revision"):
+        weights_digest(str(tmp_path))
+
+
+def test_the_only_revision_in_the_cache_is_taken(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshots = tmp_path / "models--somebody--model" / "snapshots"
+    shutil.copytree(model, snapshots / "abc")
+    assert weights_digest("somebody/model") == weights_digest(str(model))
+    shutil.copytree(model, snapshots / "def")
+    with pytest.raises(OptionError, match="2 revisions"):
+        weights_digest("somebody/model")
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("cache", {"blocks_per_chunk": 2}),
+        ("cache", {"tokens_per_hash": 32}),
+        ("model", {"dtype": "float16"}),
+        ("parallel", {"tp_size": 2, "world_size": 2}),
+        (None, {"kv_cache_layout": "LBHNC"}),
+        (None, {"replicated_layout": True}),
+    ],
+)
+def test_what_decides_the_bytes_is_in_it(part: str | None, change: dict[str, Any]) -> None:
+    config = offloading_config()
+    changed = dataclasses.replace(getattr(config, part), **change) if part else change
+    other = dataclasses.replace(config, **({part: changed} if part else change))
+    one, two = (fingerprint(each, block_bytes=4096, revision="r") for each in (config, other))
+    assert one != two
+
+
+def test_where_a_server_runs_is_not_in_it() -> None:
+    config = offloading_config()
+    other = dataclasses.replace(config, engine_id="another", extra_config={"cpu_bytes_to_use": 1 << 30})
+    assert fingerprint(config, block_bytes=4096, revision="r") == fingerprint(other, block_bytes=4096, revision="r")
+    assert fingerprint(config, block_bytes=8192, revision="r") != fingerprint(config, block_bytes=4096, revision="r")

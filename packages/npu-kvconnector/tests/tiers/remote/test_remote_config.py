@@ -1,0 +1,59 @@
+"""RemoteConfig: refusals that name the way out, and no secret in what vLLM logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npu_kvconnector.errors import OptionError
+from npu_kvconnector.tiers.remote.config import RemoteConfig
+
+S3 = {"url": "s3://bucket/prefix"}
+
+
+def test_sizes_may_have_units() -> None:
+    assert RemoteConfig.parse({**S3, "pack_bytes": "4MiB"}).pack_bytes == 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs a url"),
+        ({"url": "ftp://host"}, "must begin with one of"),
+        ({**S3, "deadlin": 1}, "did you mean 'deadline'"),
+        ({**S3, "deadline": 0}, "deadline must be a number of at least"),
+        ({**S3, "deadline": "2"}, "deadline"),
+        ({**S3, "concurrency": 1.5}, "concurrency"),
+        ({**S3, "codec": "gzip"}, "one of none, zstd, fp8"),
+        ({**S3, "credentials": "here"}, "one of environment, boto3"),
+        ({**S3, "ttl": -1}, "ttl"),
+        ({**S3, "store_options": {"secret_access_key": "canary"}}, "the stores' own variables"),
+        ({**S3, "store_options": {"aws_session_token": "canary"}}, "the stores' own variables"),
+        ({"url": "valkeys://user:canary@host/0"}, "VALKEYCLI_AUTH"),
+        ({"url": "unix:///socket?password=canary"}, "VALKEYCLI_AUTH"),
+        ({"url": "valkey://host/0"}, "valkeys://"),
+        ({"url": "redis://10.0.0.1/0"}, "valkeys://"),
+        ({**S3, "store_options": {"endpoint": "http://host:9000"}}, "not encrypted"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as refusal:
+        RemoteConfig.parse(options)
+    assert "canary" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "valkey://localhost/0"},
+        {"url": "valkey://[::1]:6379/0"},
+        {"url": "unix:///run/valkey.sock"},
+        {"url": "rediss://user@host/0"},
+        {"url": "valkey://host/0", "insecure": True},
+        {**S3, "store_options": {"endpoint": "http://127.0.0.1:9000", "region": "us-east-1"}},
+        {**S3, "store_options": {"endpoint": "https://minio.example"}},
+    ],
+)
+def test_what_is_encrypted_or_stays_on_the_host_is_taken(options: dict[str, Any]) -> None:
+    assert RemoteConfig.parse(options).url == options["url"]
