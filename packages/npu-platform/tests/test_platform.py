@@ -31,8 +31,6 @@ RIGHT_BY_DEFAULT = {
     "get_global_graph_pool": "calls torch.npu.graph_pool_handle",
     "get_infinity_values": "float infinities",
     "get_max_output_tokens": "no limit of the device",
-    "get_nixl_memory_type": "NIXL is not offered",
-    "get_nixl_supported_devices": "the same",
     "get_supported_vit_attn_backends": "torch SDPA",
     "get_vit_attn_backend": "torch SDPA",
     "inference_mode": "torch's",

@@ -1,4 +1,4 @@
-"""The entry point of the KV connector plugin: ``register`` tells vLLM the connector's name, and nothing else."""
+"""The entry point of the KV connector plugin: ``register`` tells vLLM the connectors' names, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ import logging
 CONNECTOR = "NPUOffloadConnector"
 """What users write as ``kv_connector`` in ``--kv-transfer-config``."""
 
+TRANSFER_CONNECTOR = "NPUNixlConnector"
+"""The same, for disaggregated prefill."""
+
+_MODULES = {CONNECTOR: "npu_kvconnector.connector", TRANSFER_CONNECTOR: "npu_kvconnector.p2p.connector"}
+
 
 @functools.cache
 def register() -> None:
-    """Register the connector with vLLM's factory; its module is imported when a configuration names it.
+    """Register the connectors with vLLM's factory; their modules are imported when a configuration names them.
 
-    vLLM calls this in each of its processes. It never raises: a process that does not use the connector must not
-    notice it.
+    vLLM calls this in each of its processes. It never raises: a process that does not use the connectors must not
+    notice them.
     """
     logger = logging.getLogger("vllm.npu_kvconnector")
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-        KVConnectorFactory.register_connector(CONNECTOR, "npu_kvconnector.connector", CONNECTOR)
+        register_connector = KVConnectorFactory.register_connector
     except (ImportError, AttributeError) as error:
         logger.warning("%s is not available: this vLLM has no such connector factory (%s)", CONNECTOR, error)
-    except ValueError:
-        logger.warning("%s is not available: another plugin has taken its name", CONNECTOR)
+        return
+    for name, module in _MODULES.items():
+        try:
+            register_connector(name, module, name)
+        except ValueError:
+            logger.warning("%s is not available: another plugin has taken its name", name)

@@ -81,6 +81,11 @@ class NPUConfig:
         return cls(**section)
 
 
+def checks_memory() -> bool:
+    """Whether ``NPU_DEBUG`` asks for memory that kernels alone can reach."""
+    return not {"1", "memory"}.isdisjoint(os.environ.get("NPU_DEBUG", "").split(","))
+
+
 def device_choice(environ: Mapping[str, str] | None = None) -> str:
     """Return what ``NPU_DEVICE`` asks for: auto, off, simulator, null or the path of a driver, without options.
 

@@ -224,6 +224,34 @@ class NPUPlatform(Platform):
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """Allow several attention layers to share one entry of the runner's KV caches."""
 
+    # --- KV transfer ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def get_nixl_supported_devices(cls) -> dict[str, tuple[str, ...]]:
+        """Let NIXL read blocks from the device's memory, which the host shares, or from copies of them (``cpu``)."""
+        return {"npu": ("npu", "cpu")}
+
+    @classmethod
+    def get_nixl_memory_type(cls) -> str:
+        """Return NIXL's name for memory of the host, which the device's is as well."""
+        return "DRAM"
+
+    @classmethod
+    def copy_blocks(
+        cls,
+        src_cache: torch.Tensor,
+        dst_cache: torch.Tensor,
+        src_block_indices: torch.Tensor,
+        dst_block_indices: torch.Tensor,
+    ) -> None:
+        """Copy blocks (dimension 0 of both caches) between device and host, either way; indices lie beside their cache.
+
+        vLLM knows it by two names, one a direction.
+        """
+        dst_cache.index_copy_(0, dst_block_indices, src_cache.index_select(0, src_block_indices).to(dst_cache.device))
+
+    insert_blocks_to_device = swap_out_blocks_to_host = copy_blocks
+
     # --- graphs, LoRA, distributed ----------------------------------------------------------------------------
 
     @classmethod

@@ -26,6 +26,7 @@ _GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of th
 _GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
 _GPU_OFFLOADING = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 _GPU_CONNECTORS = ("SimpleCPUOffloadConnector", "HF3FSKVConnector", "MoRIIOConnector", "ExampleHiddenStatesConnector")
+_NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "NPUNixlConnector")
 _STATE_KERNELS = ("gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend")
 _SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "custom_class")
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
@@ -233,6 +234,13 @@ def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
             'OffloadingConnector, install npu-kvconnector and pass --kv-transfer-config \'{"kv_connector": '
             '"NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": "8GiB"}}\'.'
         )
+    if transfer is not None and transfer.kv_buffer_device == "npu" and config.checks_memory():
+        for name in _NIXL_CONNECTORS:
+            if transfer.has_connector(name):
+                yield (
+                    "With NPU_DEBUG=memory none but kernels may read the device's memory, and NIXL would: "
+                    'add "kv_buffer_device": "cpu" to --kv-transfer-config.'
+                )
     for name in _GPU_CONNECTORS:
         if transfer is not None and transfer.has_connector(name):
             yield f"{name} copies from GPUs only: leave it out of --kv-transfer-config."
