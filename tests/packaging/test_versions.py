@@ -35,8 +35,11 @@ EXTRAS = {
         "all": {f"{name}=={VERSION}" for name in PACKAGES if name != "npu-platform"},
     },
     "npu-ops": {"vllm": {VLLM}},
-    "npu-kvconnector": {"vllm": {VLLM}, "remote": {"obstore<0.13,>=0.9", "valkey>=6.1", "zstandard>=0.23"},
-        "nixl": {"nixl>=1.4"}},
+    "npu-kvconnector": {
+        "vllm": {VLLM},
+        "remote": {"obstore<0.13,>=0.9", "valkey>=6.1", "zstandard>=0.23"},
+        "nixl": {"nixl>=1.4"},
+    },
     "npu-statlogger": {
         "vllm": {VLLM},
         "otlp": {"opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp-proto-http>=1.27"},

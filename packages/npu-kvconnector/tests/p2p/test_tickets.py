@@ -85,7 +85,9 @@ def test_a_ticket_of_another_secret_is_refused() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from([*SIGNED, TICKET]), st.recursive(st.none() | st.integers() | st.text("ab0"), st.lists))
+    st.dictionaries(
+        st.sampled_from([*SIGNED, TICKET]), st.recursive(st.none() | st.integers() | st.text("ab0"), st.lists)
+    )
 )
 def test_no_parameters_pass_by_chance(params: dict[str, Any]) -> None:
     assert Tickets(b"s" * 16).refusal(params, prompt=PROMPT)
