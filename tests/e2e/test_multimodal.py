@@ -18,7 +18,12 @@ SETTINGS |= {"cudagraph_capture_sizes": [1, 4]}
 # image tokens amid those that Qwen's prompts put around them, and a prompt without an image
 PROMPTS = [[1, 4, multimodal.IMAGE_TOKEN, 5, 20, 30], [1, 7, 4, multimodal.IMAGE_TOKEN, 5, 20, 30, 40], [1, 20, 30]]
 SEEN = {"prompts": PROMPTS, "sampling": GREEDY, "seen": [0, 2, None]}
-SEEING = {"llava": multimodal.tiny_llava, "qwen2.5": multimodal.tiny_qwen2_5_vl, "qwen3": multimodal.tiny_qwen3_vl}
+SEEING = {
+    "llava": multimodal.tiny_llava,
+    "qwen2.5": multimodal.tiny_qwen2_5_vl,
+    "qwen3": multimodal.tiny_qwen3_vl,
+    "gemma3": multimodal.tiny_gemma3_seeing,
+}
 RECORDED = [[257, 258], [257, 258, 259], [257, 258, 259, 264], [257]]
 HEARD = {"prompts": RECORDED, "sampling": GREEDY, "heard": [0, 1, 2, 3]}
 HEARING = {"max_model_len": 64, "max_num_batched_tokens": 1600}

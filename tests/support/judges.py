@@ -65,15 +65,16 @@ def of_images(folder: Path, dtype: torch.dtype = torch.float32) -> Judge:
     reference = transformers.AutoModelForImageTextToText
     model = reference.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
     processor = transformers.AutoProcessor.from_pretrained(folder).image_processor
+    kind = model.config.model_type
 
     def judge(request: dict[str, Any], output: list[int]) -> torch.Tensor:
         tokens, seen = request["prompts"], {}
         if request["seen"] is not None:
-            tokens, seen = _with_image(tokens, processor, request["seen"])
+            tokens, seen = _with_image(tokens, processor, request["seen"], kind)
             seen["pixel_values"] = seen["pixel_values"].to(dtype)
         full = torch.tensor([tokens + output[:-1]])
-        if "image_grid_thw" in seen:
-            seen["mm_token_type_ids"] = (full == multimodal.IMAGE_TOKEN).int()
+        if seen:
+            seen |= multimodal.token_types(kind, full)
         return _logprobs(model(input_ids=full, **seen), len(output))
 
     return torch.inference_mode()(judge)
@@ -109,10 +110,11 @@ def _logprobs(answer: Any, steps: int) -> torch.Tensor:
     return answer.logits[0, -steps:].float().log_softmax(-1)
 
 
-def _with_image(ids: list[int], processor: Any, seed: int) -> tuple[list[int], dict[str, Any]]:
+def _with_image(ids: list[int], processor: Any, seed: int, model_type: str) -> tuple[list[int], dict[str, Any]]:
     """Return the prompt with as many image tokens as the image has, and what the model sees of it."""
     pixels = processor(multimodal.image(seed), return_tensors="pt")
     grid = pixels.get("image_grid_thw")
     count = multimodal.IMAGE_TOKENS if grid is None else int(grid.prod()) // processor.merge_size**2
     place = ids.index(multimodal.IMAGE_TOKEN)
-    return ids[:place] + [multimodal.IMAGE_TOKEN] * count + ids[place + 1 :], dict(pixels)
+    known = {name: pixels[name] for name in ("pixel_values", "image_grid_thw") if name in pixels}
+    return ids[:place] + multimodal.shown(model_type, count) + ids[place + 1 :], known

@@ -50,6 +50,10 @@ _QWEN_TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_GEMMA_SOFT, _GEMMA_END, _GEMMA_LINES = 6, 7, 9  # the image's tokens, what ends it, and the empty line around it
+_GEMMA_SPECIAL = {"<image>": IMAGE_TOKEN, "<soft>": _GEMMA_SOFT, "<end>": _GEMMA_END} | {
+    "\n" * count: 7 + count for count in (1, 2, 3, 4)
+}
 _SPEECH_TOKENS = ("endoftext", "startoftranscript", "en", "transcribe", "translate", "startofprev", "startoflm")
 
 
@@ -123,6 +127,60 @@ def tiny_qwen3_vl(folder: Path) -> Path:
     return _save_qwen(transformers.Qwen3VLForConditionalGeneration, config, processor, folder)
 
 
+def tiny_gemma3_seeing(folder: Path) -> Path:
+    """Gemma 3: the tokens of an image see each other, beyond a window that is a little longer than they are."""
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=112,
+        patch_size=_PATCH,
+    )
+    text = _QWEN_TEXT | {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": IMAGE_TOKENS + 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    config = transformers.Gemma3Config(
+        vision_config=vision,
+        text_config=transformers.Gemma3TextConfig(**text),
+        mm_tokens_per_image=IMAGE_TOKENS,
+        boi_token_index=IMAGE_TOKEN,
+        eoi_token_index=_GEMMA_END,
+        image_token_index=_GEMMA_SOFT,
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_(std=0.5)
+        model.model.language_model.embed_tokens.weight.div_(8)  # else a token only repeats itself
+        model.model.language_model.norm.weight.fill_(7)
+    model.save_pretrained(folder)
+    _name_as_on_the_hub(folder / "model.safetensors")
+    names = {"boi_token": "<image>", "image_token": "<soft>", "eoi_token": "<end>"}
+    tokenizer = _word_tokenizer(_GEMMA_SPECIAL, names)
+    images = transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112})
+    transformers.Gemma3Processor(images, tokenizer, image_seq_length=IMAGE_TOKENS).save_pretrained(folder)
+    return folder
+
+
+def shown(model_type: str, count: int) -> list[int]:
+    """Return the tokens that the processor of a model puts in the place of its one image token, `count` of the image."""
+    if model_type != "gemma3":
+        return [IMAGE_TOKEN] * count
+    return [_GEMMA_LINES, IMAGE_TOKEN, *[_GEMMA_SOFT] * count, _GEMMA_END, _GEMMA_LINES]
+
+
+def token_types(model_type: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what tells the model which of the tokens [1, length] are the image's, where it wants to know."""
+    if model_type == "gemma3":
+        return {"token_type_ids": (ids == _GEMMA_SOFT).int()}
+    return {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if model_type.startswith("qwen") else {}
+
+
 def tiny_whisper(folder: Path) -> Path:
     """Whisper: convolutions and encoder over 30 seconds of sound, decoder with cross attention."""
     vocabulary = {character: index for index, character in enumerate(bytes_to_unicode().values())}
@@ -179,7 +237,10 @@ def _save_qwen(model: type, config: Any, processor: tuple[Any, Any, int], folder
     return folder
 
 
-def _word_tokenizer(special: dict[str, int]) -> transformers.PreTrainedTokenizerFast:
+def _word_tokenizer(
+    special: dict[str, int], names: dict[str, str] | None = None
+) -> transformers.PreTrainedTokenizerFast:
+    """Return a tokenizer of made-up words; `names`: attributes of the tokenizer that some special tokens have."""
     words = {f"t{index}": index for index in range(_VOCABULARY) if index not in special.values()} | special
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -189,6 +250,7 @@ def _word_tokenizer(special: dict[str, int]) -> transformers.PreTrainedTokenizer
         bos_token="t1",
         eos_token="t2",
         additional_special_tokens=list(special),
+        model_specific_special_tokens=names or {},
     )
 
 

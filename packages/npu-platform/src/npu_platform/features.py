@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 
-from npu_platform import unsupported
+from npu_platform import compat, unsupported
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -60,6 +60,26 @@ def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
     cache.enable_prefix_caching = False
     cache.mamba_cache_mode = "none"
     cache.mamba_block_size = model.max_model_len
+
+
+def drop_attention_of_gpus(vllm_config: VllmConfig) -> None:
+    """Forget the attention backend that vLLM's rules for a model chose among those of GPUs, as for Gemma 4.
+
+    One that the user named stays, to be refused by name.
+    """
+    arguments, attention = compat.engine_arguments_in_progress(), vllm_config.attention_config
+    if arguments is None or attention.backend is None:
+        return
+    if arguments.attention_backend is None and arguments.attention_config.backend is None:
+        logger.info("vLLM chose %s for this model; npu has its own attention.", attention.backend.name)
+        attention.backend = None
+
+
+def keep_images_whole(vllm_config: VllmConfig) -> None:
+    """Compute each image in one step where its tokens see each other: those of a later step would not be there yet."""
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    if model is not None and model.is_mm_prefix_lm and scheduler.is_multimodal_model:
+        scheduler.disable_chunked_mm_input = True
 
 
 def keep_states_in_float32(vllm_config: VllmConfig) -> None:

@@ -154,6 +154,7 @@ class NPUPlatform(Platform):
         # EngineArgs loads npu-ops and the like; a VllmConfig that somebody builds by hand does not.
         load_general_plugins()
         features.refuse_what_needs_a_gpu(vllm_config)
+        features.drop_attention_of_gpus(vllm_config)
         choose_for_the_host(vllm_config)
         apply_graph_defaults(vllm_config)
         features.disable_prefix_caching_of_states(vllm_config)
@@ -178,6 +179,7 @@ class NPUPlatform(Platform):
         config.NPUConfig.from_additional_config(vllm_config.additional_config)
         features.refuse_unsupported(vllm_config)
         features.disable_fusion_passes(vllm_config)
+        features.keep_images_whole(vllm_config)
         features.choose_sleep_mode(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"

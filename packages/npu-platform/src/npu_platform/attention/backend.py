@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from npu_platform.attention import kernels
+from npu_platform.attention.media_prefixes import MediaPrefixes, media_prefixes
 from npu_platform.attention.quantized import QUANTIZED_CACHES, with_token_scales
 from npu_platform.attention.registration import BACKEND_NAME
 from npu_platform.errors import UnsupportedFeatureError
@@ -103,6 +104,11 @@ class NPUPagedBackend(AttentionBackend):
         """Say that bidirectional attention over the cache runs here."""
         return True
 
+    @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        """Say that the tokens of an image may see each other."""
+        return True
+
 
 @dataclass
 class NPUAttentionMetadata(AttentionMetadata):
@@ -119,6 +125,8 @@ class NPUAttentionMetadata(AttentionMetadata):
     num_actual_tokens: int
     """Tokens of the batch, padding excluded."""
     causal: bool = True
+    mm_prefix_range: MediaPrefixes | None = None
+    """The step's images whose tokens see each other; vLLM's Gemma 4 sets it to None, by this name, for some layers."""
 
 
 class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
@@ -132,11 +140,17 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
-        """Return ALWAYS for the native kernels, which read every per-step value on the device, else NEVER."""
+        """Return ALWAYS for the native kernels, which read every per-step value on the device, else NEVER.
+
+        Where the tokens of an image see each other, the launches of a prompt depend on its images: UNIFORM_BATCH.
+        """
         # layers with caches of several precisions come as one spec that holds theirs
         specs = getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()
         native = all(kernels.native_attention(getattr(spec, "head_size", 0)) for spec in specs)
-        return AttentionCGSupport.ALWAYS if native else AttentionCGSupport.NEVER
+        if not native:
+            return AttentionCGSupport.NEVER
+        with_images = vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm
+        return AttentionCGSupport.UNIFORM_BATCH if with_images else AttentionCGSupport.ALWAYS
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -153,4 +167,5 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
             slot_mapping=common.slot_mapping,
             num_actual_tokens=common.num_actual_tokens,
             causal=common.causal,
+            mm_prefix_range=media_prefixes(common),
         )

@@ -15,6 +15,8 @@ from npu_platform.errors import UnsupportedFeatureError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npu_platform.attention.media_prefixes import MediaPrefixes
+
 ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
 
 
@@ -130,17 +132,37 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         else:
             attend, caches = kernels.paged_attention, self._split(kv_cache)
         causal = self.causal and metadata.causal
+        right = -1 if causal else self.window
+        self._attend(attend, rows, query, caches, metadata, causal=causal, right=right)
+        images = metadata.mm_prefix_range
+        if causal and images is not None:
+            seeing = query[images.rows]
+            seen = torch.empty_like(seeing)
+            self._attend(attend, seen, seeing, caches, images, causal=False, right=-1)
+            rows.index_copy_(0, images.rows, seen)
+
+    def _attend(
+        self,
+        attend: Callable[..., None],
+        rows: torch.Tensor,
+        query: torch.Tensor,
+        caches: tuple[torch.Tensor, ...],
+        requests: NPUAttentionMetadata | MediaPrefixes,
+        *,
+        causal: bool,
+        right: int,
+    ) -> None:
         attend(
             rows,
             query,
             *caches,
-            metadata.block_table,
-            metadata.query_start_loc,
-            metadata.seq_lens,
+            requests.block_table,
+            requests.query_start_loc,
+            requests.seq_lens,
             self.scale,
             causal,
             self.window,
-            -1 if causal else self.window,
+            right,
             self.soft_cap,
             self.alibi_slopes,
             self.sinks,
