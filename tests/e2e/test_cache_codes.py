@@ -9,7 +9,7 @@ import torch
 
 from tests.support import judges, models, truth
 from tests.support.engine_run import EngineRun, run_scenarios
-from tests.support.rounded_cache import rounded_cache
+from tests.support.rounded_cache import rounded_cache, with_cache_scales
 from tests.support.transformers_reference import load
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ ENGINE: dict[str, Any] = {
 }
 # of codes -> layers that keep the engine's dtype
 EXACT: dict[str, list[int]] = {"fp8": [], "int8_per_token_head": [0, 2]}
+SCALES = [(0.01, 0.02), (0.02, 0.01), (0.015, 0.005), (0.02, 0.03)]  # of each layer's keys and values
 DTYPES = [pytest.param("bfloat16"), pytest.param("float16", marks=pytest.mark.nightly)]
 
 
@@ -46,8 +47,11 @@ def runs(
         }
         for name, exact in EXACT.items()
     ]
-    done = run_scenarios(tmp_path_factory.mktemp("runs"), scenarios)
-    return getattr(torch, request.param), dict(zip(EXACT, done, strict=True))
+    folder = tmp_path_factory.mktemp("runs")
+    scaled = engine | {"model": str(with_cache_scales(folder / "scaled", model, SCALES))}
+    scenarios.append({"engine": scaled, "rounds": [ASKED | {"sampling": SAMPLING}]})
+    done = run_scenarios(folder, scenarios)
+    return getattr(torch, request.param), dict(zip((*EXACT, "scaled"), done, strict=True))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -60,6 +64,17 @@ def test_logprobs(name: str, model: Path, runs: tuple[torch.dtype, dict[str, Eng
     assert ran == {f"npu_ops::paged_attention_quantized (cache {name})"} | kept
     exact, rounded = (
         judges.of_model(load(model, kind), cache=lambda: rounded_cache(name, EXACT[name]))
+        for kind in (torch.float32, dtype)
+    )
+    truth.of_logprobs(exact, rounded, judges.requests(ASKED), run.rounds[0]).assert_within(1.5)
+
+
+def test_scales_of_the_checkpoint(model: Path, runs: tuple[torch.dtype, dict[str, EngineRun]]) -> None:
+    dtype, run = runs[0], runs[1]["scaled"]
+    ran = {how.rpartition(", ")[0] for how in run.implementations("Attention")}
+    assert ran == {"npu_ops::paged_attention_quantized (cache fp8)"}
+    exact, rounded = (
+        judges.of_model(load(model, kind), cache=lambda: rounded_cache("fp8", scales=SCALES))
         for kind in (torch.float32, dtype)
     )
     truth.of_logprobs(exact, rounded, judges.requests(ASKED), run.rounds[0]).assert_within(1.5)

@@ -49,6 +49,9 @@ __all__ = [
 
 DEMO = Path(str(files("npu_platform.demo") / "model"))
 WIDEST = 2.0  # no weight of the model is larger
+_NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest value
+# Formats whose activations npu leaves as they are, whatever the checkpoint says.
+_WHOLE_ACTIVATIONS = ("mxfp4-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized")
 LINEAR = re.compile(r"\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight$")
 
 
@@ -164,7 +167,11 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
             return {f"{name}.weight_packed": codes, f"{name}.weight_scale": scales}, exact
         scale, zero = weight_qparams(weight.float(), weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
-        if inputs is not None and not inputs.dynamic:  # a range that holds what these layers see
+        if weights.strategy == "tensor_group":
+            state["weight_global_scale"] = _NVFP4_RANGE / torch.tensor([WIDEST])
+            if inputs is not None:
+                state["input_global_scale"] = _NVFP4_RANGE / torch.tensor([8.0])
+        if inputs is not None and inputs.dynamic is False:  # a range that holds what these layers see
             low, high = torch.tensor([-6.0]), torch.tensor([6.0 if inputs.symmetric else 8.0])
             state["input_scale"], input_zero = calculate_qparams(low, high, inputs)
             if not inputs.symmetric:
@@ -187,9 +194,13 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
     inputs = {
         pattern: json.loads(scheme.input_activations.model_dump_json())
         for pattern, scheme in made.items()
-        if scheme.input_activations is not None
+        if scheme.input_activations is not None and not _keeps_activations(scheme)
     }
     return _save(folder, write, {**config, "config_groups": groups}, inputs, head=head, model=model)
+
+
+def _keeps_activations(scheme: QuantizationScheme) -> bool:
+    return scheme.format in _WHOLE_ACTIVATIONS or scheme.weights.num_bits == 4
 
 
 def fp8_blocks(folder: Path) -> Path:
@@ -293,9 +304,11 @@ def rounding_of(
 def weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
     """Return scales and zero points for the ranges that the scheme asks for."""
     n, k = weight.shape
-    if args.strategy == "group":
+    if args.strategy in ("group", "tensor_group"):
         parts = weight.view(n, -1, args.group_size)
         low, high = parts.amin(-1), parts.amax(-1)
+        if args.strategy == "tensor_group":
+            return calculate_qparams(low, high, args, global_scale=_NVFP4_RANGE / torch.tensor([WIDEST]))
     elif args.strategy == "channel":
         low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
     elif args.strategy == "block":

@@ -11,17 +11,19 @@ from npu_platform.errors import UnsupportedFeatureError
 __all__ = ["refuse_without_kernels"]
 
 # vLLM's tables of linear kernels by platform
-_WEIGHT_ONLY, _INT8, _FP8, _FP8_BLOCK, _MXFP4 = (
+_WEIGHT_ONLY, _INT8, _FP8, _FP8_BLOCK, _MXFP4, _MXFP8, _NVFP4 = (
     "_POSSIBLE_KERNELS",
     "_POSSIBLE_INT8_KERNELS",
     "_POSSIBLE_FP8_KERNELS",
     "_POSSIBLE_FP8_BLOCK_KERNELS",
     "_POSSIBLE_MXFP4_KERNELS",
+    "_POSSIBLE_MXFP8_KERNELS",
+    "_POSSIBLE_NVFP4_KERNELS",
 )
 # Method, as vLLM names it -> the tables one of which must name a kernel for this platform.
 TABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("auto_awq", "awq", "awq_marlin", "auto_gptq", "gptq", "gptq_marlin"), (_WEIGHT_ONLY,)),
-    "compressed-tensors": (_WEIGHT_ONLY, _INT8, _FP8, _MXFP4),
+    "compressed-tensors": (_WEIGHT_ONLY, _INT8, _FP8, _MXFP4, _MXFP8, _NVFP4),
     "fp8": (_FP8,),
     "fp8_per_tensor": (_FP8,),
     "fp8_per_channel": (_FP8,),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
@@ -21,10 +22,13 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_wna16 as wna16,
 )
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW4A4Fp4
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 from npu_ops.layers.quantization.mxfp4 import e2m1_experts
+from npu_ops.layers.quantization.nvfp4 import BLOCK as NVFP4_BLOCK
+from npu_ops.layers.quantization.nvfp4 import NpuNvfp4LinearKernel
 from npu_ops.layers.quantization.weight_only import values_of
 
 if TYPE_CHECKING:
@@ -112,12 +116,26 @@ class NpuMxfp4Experts(QuantizedExperts, mxfp4.CompressedTensorsW4A4Mxfp4MoEMetho
         e2m1_experts(self, layer, "weight_packed")
 
 
+class NpuNvfp4Weights(CompressedTensorsW4A4Fp4):
+    """NVFP4 weights beside whole activations (W4A16), for which vLLM would name kernels of GPUs."""
+
+    def __init__(self) -> None:
+        """Take npu-ops' kernel."""
+        self.use_a16, self.group_size = True, NVFP4_BLOCK
+        self.kernel = NpuNvfp4LinearKernel(NvFp4LinearLayerConfig())
+
+
 _FP8 = ("weight", "weight_scale")
 
 
 @register_quantization_config("compressed-tensors")
 class NpuCompressedTensorsConfig(CompressedTensorsConfig):
     """CompressedTensorsConfig, whose experts take npu-ops' kernels."""
+
+    def _get_scheme_from_parts(self, weight_quant: Any, input_quant: Any, *others: Any, **more: Any) -> Any:
+        if input_quant is None and self._is_nvfp4_format(weight_quant):
+            return NpuNvfp4Weights()
+        return super()._get_scheme_from_parts(weight_quant, input_quant, *others, **more)
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a layer."""

@@ -16,6 +16,7 @@ ops = torch.ops.npu_ops
 # the value that stands for zero, where there are no zero points
 _SYMMETRIC = {scalar_types.uint4b8: 8, scalar_types.uint8b128: 128}
 _WITH_ZEROS = (scalar_types.uint4, scalar_types.uint8)
+_UNPACKED = scalar_types.int4  # one value an octet: weights of 4 bits beside activations of 8
 
 
 class NpuWeightOnlyLinearKernel(MPLinearKernel):
@@ -30,7 +31,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """4 and 8 bits, symmetric or with zero points, whole groups of a size that the kernel's blocks fit."""
         inputs, group = c.partition_weight_shape[0], c.group_size
-        if c.weight_type not in (_WITH_ZEROS if c.zero_points else _SYMMETRIC):
+        if c.weight_type not in (_WITH_ZEROS if c.zero_points else (*_SYMMETRIC, _UNPACKED)):
             kind = "with" if c.zero_points else "without"
             return False, f"weights of type {c.weight_type} {kind} zero points: there are kernels for 4 and 8 bits"
         if c.act_type not in (torch.bfloat16, torch.float16, torch.float32):
@@ -42,11 +43,18 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Repack: w_q holds int32 along the inputs, [N, K / 8] or its transpose; zero points along the outputs."""
+        """Repack: w_q holds int32 along the inputs, [N, K / 8] or its transpose; zero points along the outputs.
+
+        Of W4A8 it holds int8 [N, K], -8 to 7; activations stay as they are there, too.
+        """
         bits = self.config.weight_type.size_bits
         w_q, w_s, w_z = self._get_weight_params(layer)
         outputs = self.config.partition_weight_shape[1]
-        weight = values_of(w_q.data if w_q.input_dim == 1 else w_q.data.t(), bits)
+        if self.config.weight_type == _UNPACKED:
+            weight = (w_q.data + 8).view(torch.uint8)
+            layer.register_parameter("weight", None)  # vLLM's scheme has the same parameter under two names
+        else:
+            weight = values_of(w_q.data if w_q.input_dim == 1 else w_q.data.t(), bits)
         order = getattr(layer, "g_idx", None)
         if order is not None:
             order = order.data.argsort(stable=True)

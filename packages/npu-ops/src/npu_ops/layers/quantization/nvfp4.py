@@ -1,0 +1,68 @@
+"""Gives layers with NVFP4 weights (e2m1 in blocks of 16, scales e4m3 and one of the layer) their kernel.
+
+Twice a value of e2m1 is a small integer, so the weights are kept in 8 bits, exactly, in groups of 16. Activations stay
+as they are, as on every device without FP4 arithmetic. Format: NVIDIA, "Introducing NVFP4", 2025.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.logger import init_logger
+from vllm.model_executor.kernels.linear import register_linear_kernel
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel, NvFp4LinearLayerConfig
+from vllm.model_executor.utils import replace_parameter
+from vllm.platforms import PlatformEnum
+
+from npu_ops import panels
+
+logger = init_logger("vllm.npu_ops.nvfp4")
+
+ops = torch.ops.npu_ops
+
+BLOCK = 16
+
+
+class NpuNvfp4LinearKernel(NvFp4LinearKernel):
+    """`npu_ops::weight_only_linear` on 8-bit integers."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Everywhere: capabilities are CUDA's."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        """Every layer: all have the same form."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack: weight uint8 [N, K / 2], weight_scale float8_e4m3fn [N, K / 16], weight_global_scale float32."""
+        logger.info_once("Weights in NVFP4 are kept in 8 bits, exactly; activations are not rounded.")
+        weight = layer.weight.data
+        self.outputs = len(weight)
+        # a whole scale is too fine for 16 bits
+        scales = layer.weight_scale.data.float() * layer.weight_global_scale.data.float() / 2
+        replace_parameter(layer, "weight", panels.pack(twice(weight), 8))
+        replace_parameter(layer, "weight_scale", panels.pack_groups(scales))
+
+    def npu_implementation(self) -> str:
+        """Return the op, and the weights' format."""
+        return "npu_ops::weight_only_linear (nvfp4 in 8 bits)"
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [..., K]; returns [..., N]."""
+        bias = None if bias is None else bias.data
+        return ops.weight_only_linear(x, layer.weight, layer.weight_scale, None, None, bias, self.outputs, BLOCK)
+
+
+def twice(packed: Tensor) -> Tensor:
+    """Return twice the values of e2m1 codes, two an octet, the first in the lower half: int8 [N, K]."""
+    positive = [int(2 * value) for value in panels.E2M1]
+    values = torch.tensor(positive + [-value for value in positive], dtype=torch.int8, device=packed.device)
+    return values[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()]
+
+
+register_linear_kernel(NpuNvfp4LinearKernel, PlatformEnum.OOT, "nvfp4")

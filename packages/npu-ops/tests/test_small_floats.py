@@ -1,0 +1,56 @@
+"""Weights in MXFP8 and NVFP4 mean what compressed-tensors' own compressors say they mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.quantization.utils import calculate_qparams
+
+from npu_ops import panels
+
+
+def compressed(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return what the format's checkpoint holds of a weight, and what that means."""
+    scheme: QuantizationScheme = preset_name_to_scheme(name, ["Linear"])
+    parts = weight.unflatten(-1, (-1, scheme.weights.group_size))
+    state = {"weight": weight}
+    whole = {}
+    if name == "NVFP4":
+        state["weight_global_scale"] = whole["global_scale"] = 448 * 6 / weight.abs().max().reshape(1)
+    state["weight_scale"], state["weight_zero_point"] = calculate_qparams(
+        parts.amin(-1), parts.amax(-1), scheme.weights, **whole
+    )
+    compressor = BaseCompressor.get_value_from_registry(
+        {"NVFP4": "nvfp4-pack-quantized", "MXFP8": "mxfp8-quantized"}[name]
+    )
+    stored = compressor.compress(state, scheme)
+    return stored, compressor.decompress(stored, scheme)["weight"].float()
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(48, 96, generator=generator) * torch.logspace(-4, 1, 48)[:, None]
+
+
+def test_mxfp8_is_dequantised_exactly(weight: torch.Tensor) -> None:
+    from npu_ops.layers.quantization.mxfp8 import dequantized
+
+    stored, exact = compressed("MXFP8", weight)
+    made = dequantized(stored["weight"], stored["weight_scale"])
+    torch.testing.assert_close(made, exact, atol=0, rtol=0)
+    torch.testing.assert_close(made.bfloat16().float(), exact, atol=0, rtol=0)
+    with pytest.raises(ValueError, match="the checkpoint is damaged"):
+        dequantized(stored["weight"], torch.full_like(stored["weight_scale"], 255))
+
+
+def test_nvfp4_is_kept_exactly_in_8_bits(weight: torch.Tensor) -> None:
+    from npu_ops.layers.quantization.nvfp4 import BLOCK, twice
+
+    stored, exact = compressed("NVFP4", weight)
+    scales = stored["weight_scale"].float() / stored["weight_global_scale"] / 2
+    packed = panels.pack(twice(stored["weight_packed"]), 8)
+    made = panels.dequantize(packed, panels.pack_groups(scales), None, *weight.shape, BLOCK)
+    torch.testing.assert_close(made, exact, atol=0, rtol=2**-8)  # `exact` is rounded to bfloat16
