@@ -25,8 +25,10 @@ __all__ = [
     "RECURRENT",
     "VOCABULARY",
     "prompt_token_ids",
+    "roughen_vectors",
     "tiny_bert",
     "tiny_bloom",
+    "tiny_classifier",
     "tiny_deepseek_v2",
     "tiny_deepseek_v3",
     "tiny_gemma2",
@@ -182,6 +184,17 @@ def tiny_modernbert(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """ModernBERT: an encoder with rotary positions, and a window to both sides in two layers of three."""
     shape = _ENCODER_SHAPE | {"max_position_embeddings": 512, "local_attention": 32, "attn_implementation": "eager"}
     return _save_encoder(transformers.ModernBertConfig(**shape | changes), folder, seed)
+
+
+def tiny_classifier(folder: Path, *, labels: int, seed: int = 0) -> Path:
+    """BERT with a head that sorts texts; with one label it scores them."""
+    config = transformers.BertConfig(**_ENCODER_SHAPE | {"max_position_embeddings": 512, "num_labels": labels})
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = transformers.BertForSequenceClassification(config).float()
+        roughen_vectors(model)
+    model.save_pretrained(folder)
+    return with_tokenizer(folder)
 
 
 MAKERS: dict[str, Callable[..., Path]] = {
@@ -343,7 +356,7 @@ def _save(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _roughen_vectors(model)
+        roughen_vectors(model)
         if adjust is not None:
             adjust(model)
     model.save_pretrained(folder)
@@ -354,12 +367,12 @@ def _save_encoder(config: transformers.PreTrainedConfig, folder: Path, seed: int
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = transformers.AutoModel.from_config(config, dtype=torch.float32, **options)
-        _roughen_vectors(model)
+        roughen_vectors(model)
     model.save_pretrained(folder)
     return with_tokenizer(folder)  # vLLM's pooling tasks ask for one, even where prompts are ids
 
 
-def _roughen_vectors(model: torch.nn.Module) -> None:
+def roughen_vectors(model: torch.nn.Module) -> None:
     """Move norm weights and biases off their neutral start, where a missing one would go unnoticed."""
     for parameter in model.parameters():
         if parameter.dim() == 1:
