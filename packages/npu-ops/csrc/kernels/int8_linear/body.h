@@ -90,10 +90,11 @@ inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int6
 
 template <class T>
 inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
+#if defined(NPU_AVX512) && !defined(NPU_AMX)
+  int8_linear_bytes<T>(p, parallel);
+#else
 #if defined(NPU_AMX)
   if (p.m > kTooFewForTiles8) return int8_linear_tiles<T>(p, parallel);
-#elif defined(NPU_AVX512)
-  if (p.m > kTooFewForBytes) return int8_linear_bytes<T>(p, parallel);
 #endif
   const int64_t ld = ceil_div(p.k, 4) * 4, count = ceil_div(p.n, kColumns);
   const int16_t* x = widened(p, ld, parallel);
@@ -102,6 +103,7 @@ inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
   parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) panels<T>(p, x, ld, i * together, lesser(together, count - i * together));
   });
+#endif
 }
 
 template <class T>
