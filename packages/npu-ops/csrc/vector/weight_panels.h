@@ -1,8 +1,8 @@
-// Panels of weights in the cache, and blocks of results on registers: C[m, 2W] = (or +=) A[m, k] * panel, A row-major in float.
+// Panels of weights in the cache, and blocks of results on registers: C[m, 2W] = (or +=) A[m, k] * panel, A row-major.
 //
 // A panel holds 2W weight rows, transposed: what one element of A meets lies side by side. Panels of bf16 keep their 16 bits, so that
-// packing writes half as much: [k / 2][2W] pairs of neighbours along k, of which a shift gives the first and a blend the second as
-// floats. Panels of other types are floats: [k][2W].
+// packing writes half as much: [k / 2][2W] pairs of neighbours along k, which AVX512_BF16 multiplies by pairs of A in bf16; elsewhere a
+// shift gives the first and a blend the second as floats. Panels of other types are floats: [k][2W]. Left: the element of A.
 #pragma once
 
 #include "vector/gemm.h"
@@ -12,6 +12,7 @@ namespace {
 
 template <class T>
 struct WeightPanel {
+  using Left = float;
   static NPU_INLINE int64_t size(int64_t k) { return k * kPanel; }  // floats
 
   template <class Row>
@@ -75,6 +76,11 @@ NPU_INLINE void multiply_pairs(float* c, int64_t ldc, const float* a, int64_t ld
 
 template <>
 struct WeightPanel<bf16> {
+#if defined(NPU_AVX512_BF16)
+  using Left = bf16;
+#else
+  using Left = float;
+#endif
   static NPU_INLINE int64_t size(int64_t k) { return (k + 1) / 2 * kPanel; }
 
   // Up to 2W rows of k elements; rows past n and what is past k read as zero. `row(i)` gives a row's address.
@@ -106,6 +112,34 @@ struct WeightPanel<bf16> {
     }
   }
 
+#if defined(NPU_AVX512_BF16)
+  // Where k is odd, a zero lies behind each row of A.
+  template <int M>
+  static NPU_INLINE void product(float* c, int64_t ldc, const bf16* a, int64_t lda, const float* panel, int64_t k, bool add) {
+    F acc[M][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      acc[i][0] = add ? load(c + i * ldc) : F{};
+      acc[i][1] = add ? load(c + i * ldc + W) : F{};
+    }
+    for (int64_t j = 0; j < k; j += 2, panel += kPanel) {
+      const __m512bh b0 = load_raw<__m512bh>(panel), b1 = load_raw<__m512bh>(panel + W);
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        int32_t pair;
+        memcpy(&pair, a + i * lda + j, sizeof pair);
+        const __m512bh x = (__m512bh)(pair - I{});
+        acc[i][0] = (F)_mm512_dpbf16_ps((__m512)acc[i][0], b0, x);
+        acc[i][1] = (F)_mm512_dpbf16_ps((__m512)acc[i][1], b1, x);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      store(c + i * ldc, acc[i][0]);
+      store(c + i * ldc + W, acc[i][1]);
+    }
+  }
+#else
   static NPU_INLINE F first_of(const float* pairs) { return from_bits(load_raw<U>(pairs) << 16); }
   // After the first ones: their lower halves are zeros, so that no register has to hold a mask.
   static NPU_INLINE F second_of(const float* pairs, [[maybe_unused]] F first) {
@@ -158,10 +192,12 @@ struct WeightPanel<bf16> {
       store(c + i * ldc + W, acc[i][1]);
     }
   }
+#endif
 };
 
 template <class T, int M>
-NPU_INLINE void some_panel_rows(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add) {
+NPU_INLINE void some_panel_rows(int64_t m, float* c, int64_t ldc, const typename WeightPanel<T>::Left* a, int64_t lda, const float* panel,
+                                int64_t k, bool add) {
   if constexpr (M > 0) {
     if (m == M) return WeightPanel<T>::template product<M>(c, ldc, a, lda, panel, k, add);
     some_panel_rows<T, M - 1>(m, c, ldc, a, lda, panel, k, add);
@@ -169,9 +205,9 @@ NPU_INLINE void some_panel_rows(int64_t m, float* c, int64_t ldc, const float* a
 }
 
 // `between` is called after each group of rows; the groups are of about equal size, for a small one is as slow as a large one.
-template <class T, class Between>
-inline void weight_panel_product(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add,
-                                 const Between& between) {
+template <class T, class Between = Nothing>
+inline void weight_panel_product(int64_t m, float* c, int64_t ldc, const typename WeightPanel<T>::Left* a, int64_t lda, const float* panel,
+                                 int64_t k, bool add, const Between& between = {}) {
   const int64_t groups = ceil_div(m, kRows);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t i = g * m / groups;
@@ -221,9 +257,9 @@ NPU_INLINE void rows_as_floats(float* a, int64_t lda, const X& x, int64_t first,
   }
 }
 
-// c[count][kBlockColumns] = rows of x by panels of weight rows; `x(i)` and `row(j)` are addresses, or x is FloatRows; `rows(panel)`: how
-// many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the thread's scratch
-// slots 0, 1.
+// c[count][kBlockColumns] = rows of x by panels of weight rows, which meet floats; `x(i)` and `row(j)` are addresses, or x is FloatRows;
+// `rows(panel)`: how many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the
+// thread's scratch slots 0, 1.
 template <class T, class X, class Row, class Rows>
 inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
   constexpr bool kReady = __is_same(X, FloatRows);
