@@ -1,7 +1,7 @@
 // Products y = x w^T with what follows them, compiled once a tier.
 //
 // Few rows of x (decode): products along the weight rows, each read once from memory.
-// More rows: weights are packed into panels in the cache, then blocks of the result are kept in registers.
+// More rows: weights are packed into panels in the cache, then blocks of the result are kept in registers; with products of bf16, x is.
 // The first adds up a row in one order whatever the number of rows; batch-invariant mode knows no other.
 //
 // An Epilogue says what a column of the result is made of, and what becomes of it before it is written:
@@ -13,6 +13,7 @@
 #include "kernels/linear/linear.h"
 #include "vector/parts.h"
 #include "vector/row_products.h"
+#include "vector/turned_products.h"
 #include "vector/weight_panels.h"
 #if defined(NPU_AMX)
 #include "kernels/linear/tiles.inc"
@@ -24,7 +25,7 @@ namespace {
 // Up to here products along rows.
 template <class T>
 #if defined(NPU_AVX512)
-constexpr int64_t kFewRows = 12;
+constexpr int64_t kFewRows = kTurned<T> ? 24 : 12;
 #elif defined(__AVX2__)
 constexpr int64_t kFewRows = __is_same(T, bf16) ? 64 : 18;  // shifts widen a weight row as fast as a packed panel
 #else
@@ -37,6 +38,14 @@ constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
 
 constexpr int64_t kGroupRows = 48;       // weight rows of a group: a multiple of what row_products takes at a time
 constexpr int64_t kGroupBytes = 131072;  // of them; L2 holds the group, and the rows of x
+
+// Weight rows of a group of k elements each.
+template <class T>
+NPU_INLINE int64_t group_rows(int64_t k) {
+  int64_t group = kGroupRows;
+  while (group > 12 && group * k * static_cast<int64_t>(sizeof(T)) > kGroupBytes) group /= 2;
+  return group;
+}
 
 // Row m of `columns` columns: y holds the gates, or all there is, and from up_at on the ups.
 template <class Epilogue>
@@ -77,8 +86,7 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
   parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) pack_row<T>(x + m * ldx, static_cast<const T*>(p.x) + m * p.ldx, p.k);
   });
-  int64_t group = kGroupRows;
-  while (group > 12 && group * p.k * static_cast<int64_t>(sizeof(T)) > kGroupBytes) group /= 2;
+  const int64_t group = group_rows<T>(p.k);
   const int64_t groups = ceil_div(columns, group);
   // about eight pieces a thread, none below 64 KiB of weights
   const int64_t bytes = Epilogue::kSides * group * greater(1, p.k) * static_cast<int64_t>(sizeof(T));
@@ -119,6 +127,16 @@ inline void linear_many(const LinearParams& p, const Epilogue& epilogue, const P
   });
 }
 
+}  // namespace
+}  // namespace npu_ops::NPU_TIER
+
+#if defined(NPU_AVX512_BF16)
+#include "kernels/linear/turned.inc"
+#endif
+
+namespace npu_ops::NPU_TIER {
+namespace {
+
 // Epilogue<T> is made of the parameters: of a part of the rows where they come in parts.
 template <class T, template <class> class Epilogue>
 inline void linear_of(const LinearParams& p, const Parallel& parallel) {
@@ -126,11 +144,13 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
   if constexpr (__is_same(T, bf16))
     if (p.m > kTooFewForTiles || batch_invariant()) return linear_tiles<Epilogue>(p, parallel);
 #endif
-  if (p.m <= kFewRows<T>) return linear_few<T>(p, Epilogue<T>{p}, parallel);
   const bool few = batch_invariant();
+  if (p.m <= kFewRows<T> || (kTurned<T> && !fill_panels(p.m) && !few)) return linear_few<T>(p, Epilogue<T>{p}, parallel);
   const auto product = [&](int64_t first, int64_t count) {
     const LinearParams part = some_rows<T>(p, first, count);
-    few ? linear_few<T>(part, Epilogue<T>{part}, parallel) : linear_many<T>(part, Epilogue<T>{part}, parallel);
+    if (few) return linear_few<T>(part, Epilogue<T>{part}, parallel);
+    if constexpr (kTurned<T>) linear_turned(part, Epilogue<T>{part}, parallel);
+    else linear_many<T>(part, Epilogue<T>{part}, parallel);
   };
   in_parts(p.m, product, few ? kMostRows : lesser(kMostFloatRows, greater(kLeastRows, kFloatBytes / (4 * greater(1, p.k)))));
 }
