@@ -16,7 +16,7 @@ constexpr int64_t kProductBytes = 24576;  // of the packed rows that a pass keep
 constexpr int64_t kProductAhead = 1024;   // bytes
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
-// as fast as that can; several share in fetching the group that comes next.
+// as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.
 struct Ahead {
   int64_t next = 0;  // bytes from a row to the next group's, 0: unknown
   int64_t batches = 1, batch = 0;
@@ -88,7 +88,7 @@ inline void rows_by_batch(float* out, int64_t ldo, const typename RowDot<T>::Pac
   float sums[kProductRows * M * W];  // [per][R][M], then the rest: [M] each
   const int64_t per = rows / R, passes = M == 1 ? 1 : greater(1, ceil_div(k, kElements));
   const int64_t depth = greater(1, ceil_div(ceil_div(k, passes), kStep)) * kStep;
-  const bool stream = ahead.batches == 1 && passes == 1;
+  const bool stream = ahead.batches == 1 && passes == 1 && M <= 4;
   for (int64_t from = 0; from == 0 || from < k; from += depth) {
     const int64_t left = lesser(depth, k - from);
     for (int64_t i = 0; i < per; ++i) {
