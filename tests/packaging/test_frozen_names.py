@@ -62,6 +62,17 @@ SETTINGS = {
         "max_open_seconds",
         "pending_share",
     },
+    "npu_kvconnector.tiers.durable.config.DurableConfig": {
+        "path",
+        "bytes",
+        "namespace",
+        "secret_file",
+        "encrypt",
+        "revision",
+        "direct",
+        "threads",
+        "locality",
+    },
     "npu_kvconnector.tiers.remote.config.RemoteConfig": {
         "url",
         "namespace",

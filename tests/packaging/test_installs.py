@@ -52,7 +52,7 @@ assert len(load_stat_logger_plugin_factories()) == 1
 """What must work in an environment with vLLM and this distribution alone; npu-platform answers questions there."""
 
 
-DEPENDENCIES = {"npu-kvconnector": {"psutil", "blake3", "xxhash"}}
+DEPENDENCIES = {"npu-kvconnector": {"psutil", "blake3", "xxhash", "lmdb", "tqdm"}}
 """What a distribution brings beside torch and numpy."""
 
 

@@ -21,7 +21,7 @@ VLLM = "vllm<0.33,>=0.32.0"
 REQUIREMENTS = {
     "npu-platform": {"torch==2.13.*", "numpy"},
     "npu-ops": {"torch<3,>=2.10"},
-    "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil", "blake3>=1.0", "xxhash>=3.5"},
+    "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil", "blake3>=1.0", "xxhash>=3.5", "lmdb>=1.6", "tqdm>=4.66"},
     "npu-statlogger": {"numpy"},
 }
 EXTRAS = {
@@ -39,6 +39,7 @@ EXTRAS = {
         "vllm": {VLLM},
         "remote": {"obstore<0.13,>=0.9", "valkey>=6.1", "zstandard>=0.23"},
         "nixl": {"nixl>=1.4"},
+        "encryption": {"cryptography>=43"},
     },
     "npu-statlogger": {
         "vllm": {VLLM},

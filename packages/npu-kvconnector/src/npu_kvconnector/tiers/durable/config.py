@@ -1,0 +1,87 @@
+"""DurableConfig: what a user may say in the options of a tier ``"type": "durable"``, parsed once and strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npu_kvconnector.config import parse_bytes
+from npu_kvconnector.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DurableConfig"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DurableConfig:
+    """The options of the durable tier."""
+
+    path: str
+    """The folder of the store: one that is empty, is to be made, or holds a store."""
+    bytes: int
+    """The most that the store takes on disk, index and all."""
+    namespace: str = ""
+    """Keeps blocks of one model apart, for instance of two tenants."""
+    secret_file: str | None = None
+    """A file of at least 16 bytes: names of blocks are derived from it (HMAC), so that they tell nothing without it."""
+    encrypt: bool = False
+    """Encrypt blocks at rest (AES-256-GCM) with a key derived from the secret."""
+    revision: str = ""
+    """What names the weights; by default they are sampled."""
+    direct: bool = True
+    """Go past the page cache where the filesystem can do that."""
+    threads: int = 4
+    """Threads that load blocks; one more stores them."""
+    locality: str = "LOCAL"
+    """What vLLM's events and filters call the tier: "LOCAL", or "REMOTE" for a folder on a network."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not Path(self.path).is_absolute():
+            msg = f"path must be the absolute name of a folder, not {self.path!r}"
+            raise OptionError(msg)
+        for name in ("encrypt", "direct"):
+            if not isinstance(getattr(self, name), bool):
+                msg = f"{name} must be true or false, not {getattr(self, name)!r}"
+                raise OptionError(msg)
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
+            msg = f"threads must be a whole number from 1 to 64, not {self.threads!r}"
+            raise OptionError(msg)
+        if self.locality not in {"LOCAL", "REMOTE"}:
+            msg = f'locality must be "LOCAL" or "REMOTE", not {self.locality!r}'
+            raise OptionError(msg)
+        if self.encrypt and self.secret_file is None:
+            msg = "encrypt needs a key: set secret_file to a file made with `openssl rand -hex 32`"
+            raise OptionError(msg)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> DurableConfig:
+        """Read the options of a tier, without ``type``.
+
+        Raises:
+            OptionError: an unknown key (the message names the nearest one), a missing one, or a value out of range.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        for key in options:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+                msg = f"unknown key {key!r} in the durable tier's options: {hint}"
+                raise OptionError(msg)
+        for key in ("path", "bytes"):
+            if key not in options:
+                example = '{"type": "durable", "path": "/var/cache/npu-kv", "bytes": "100GiB"}'
+                msg = f"the durable tier needs {key}, as in {example}"
+                raise OptionError(msg)
+        return cls(**{**options, "bytes": _bytes(options["bytes"])})
+
+
+def _bytes(value: object) -> int:
+    try:
+        return parse_bytes(value)
+    except OptionError as error:
+        msg = f'bytes must be a number or a size such as "100GiB", not {value!r}'
+        raise OptionError(msg) from error

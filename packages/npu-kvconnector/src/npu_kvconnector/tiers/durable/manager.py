@@ -1,0 +1,388 @@
+"""DurableTierManager: vLLM's interface of a secondary tier over a store on a local disk.
+
+vLLM's scheduler calls the manager and must not wait: questions are answered from the index, which is in memory, and
+blocks are stored and loaded in threads. A block is read into memory of the thread, verified there, and only then copied
+into the host tier. Where another process writes the store, this one reads it, and becomes the writer when that ends.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from npu_kvconnector.envelope import Realm
+from npu_kvconnector.errors import IntegrityError, StoreError
+from npu_kvconnector.fingerprint import describe
+from npu_kvconnector.secret_file import read_secret
+from npu_kvconnector.tiers.durable.cipher import OVERHEAD, Cipher
+from npu_kvconnector.tiers.durable.config import DurableConfig
+from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
+from npu_kvconnector.tiers.durable.files import page_buffer
+from npu_kvconnector.tiers.durable.reader import StoreReader
+from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from vllm.v1.kv_offload.base import OffloadingMetricMetadata, OffloadingSpec, OffloadKey, ReqContext
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+    from vllm.v1.kv_offload.tiering.base import JobId, TransferJob
+
+__all__ = ["DurableTierManager"]
+
+logger = init_logger("vllm.npu_kvconnector")
+
+_KEY_BYTES = 36
+"""Of a key whose hash is SHA-256, and the number of its group of layers."""
+_TRY_AGAIN = 10.0  # seconds between attempts to become the writer, or to write again after a failure
+_COUNTERS = {
+    "vllm:npu_kv_durable_stored_blocks": "Blocks stored.",
+    "vllm:npu_kv_durable_loaded_blocks": "Blocks loaded, each verified.",
+    "vllm:npu_kv_durable_dropped_blocks": "Blocks not stored: the queue was full, the store failed or is another's.",
+    "vllm:npu_kv_durable_corrupt_blocks": "Blocks read that were not what had been stored; they were computed.",
+    "vllm:npu_kv_durable_unreadable_blocks": "Blocks that the disk did not give back; they were computed.",
+    "vllm:npu_kv_durable_evicted_blocks": "Blocks removed to make room.",
+    "vllm:npu_kv_durable_lost_blocks": "Blocks that could not be made durable.",
+}
+_STORED, _LOADED, _DROPPED, _CORRUPT, _UNREADABLE, _EVICTED, _LOST = _COUNTERS
+_GAUGES = {
+    "vllm:npu_kv_durable_blocks": "Blocks in the store.",
+    "vllm:npu_kv_durable_bytes": "Bytes of the store's segments.",
+    "vllm:npu_kv_durable_is_writer": "1 where this server writes the store, 0 where it reads another's.",
+}
+_BLOCKS, _BYTES, _IS_WRITER = _GAUGES
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    """A load under way."""
+
+    keys: list[OffloadKey]
+    began: float
+    left: int
+    loaded: list[OffloadKey] = dataclasses.field(default_factory=list)
+
+
+class DurableTierManager(SecondaryTierManager):
+    """Keeps blocks in a store on a disk; see :class:`DurableConfig` for the options."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the store and bring it in order, or read it where another process writes it.
+
+        Args:
+            offloading_spec: vLLM's description of the deployment.
+            primary_kv_view: bytes of the host tier [chunks, bytes of a chunk].
+            tier_type: what the configuration calls this tier.
+            backpressure_detector: vLLM's, if configured.
+            options: the tier's other options.
+
+        Raises:
+            OptionError: an option is wrong, or the folder cannot be used.
+            StoreError: the store cannot be brought in order.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._config = DurableConfig.parse(options)
+        self.locality = Locality(self._config.locality)
+        self._memory = np.frombuffer(primary_kv_view, dtype=np.uint8).reshape(-1, self.block_size_bytes)
+        self._limit = max(16, len(self._memory) // 4)  # chunks that wait to be stored, and cannot be evicted meanwhile
+        about = describe(offloading_spec.config, block_bytes=self.block_size_bytes, revision=self._config.revision)
+        about["encrypted"] = self._config.encrypt
+        self._about = {"model": offloading_spec.config.model.name, "namespace": self._config.namespace, **about}
+        secret = read_secret(self._config.secret_file)
+        fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).digest()
+        self._realm = Realm(fingerprint, self._config.namespace, secret)
+        self._cipher = Cipher(secret, self._realm.id) if self._config.encrypt else None
+        self._payload_bytes = self.block_size_bytes + (OVERHEAD if self._cipher else 0)
+        self._store: StoreReader = self._open()
+        self._tried = time.monotonic()
+        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # over all that follows
+        self._idle = threading.Condition(self._lock)
+        self._jobs: dict[JobId, _Job] = {}
+        self._stores = 0
+        self._waiting = 0
+        self._counts: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._has_short_keys = False
+        self._buffers = threading.local()
+        self._storer = concurrent.futures.ThreadPoolExecutor(1, "npu-kv-durable-store")
+        self._loaders = concurrent.futures.ThreadPoolExecutor(self._config.threads, "npu-kv-durable-load")
+
+    # --- what the scheduler asks ------------------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether the block is there."""
+        return LookupResult.HIT if self._takes(key) and self._realm.name(key) in self._store else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Begin to store blocks; they are dropped and counted where too many wait."""
+        keys = list(job_metadata.keys)
+        with self._lock:
+            is_taken = self._waiting + len(keys) <= self._limit and all(self._takes(key) for key in keys)
+            if is_taken:
+                self._waiting += len(keys)
+                self._stores += 1
+        if not is_taken:
+            self._count(_DROPPED, len(keys))
+            self._results.put(JobResult(job_metadata.job_id, success=False))
+            return
+        self._storer.submit(self._save, job_metadata.job_id, keys, job_metadata.chunk_ids)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Begin to load blocks."""
+        keys = list(job_metadata.keys)
+        job = _Job(keys, time.monotonic(), len(keys))
+        with self._lock:
+            self._jobs[job_metadata.job_id] = job
+        for key, chunk in zip(keys, job_metadata.chunk_ids, strict=True):
+            self._loaders.submit(self._load, job_metadata.job_id, job, key, int(chunk))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs done since the last call."""
+        finished = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                finished.append(self._results.get_nowait())
+        return finished
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Keep blocks that were used for longer; noted in the background."""
+        names = [self._realm.name(key) for key in keys]
+        with contextlib.suppress(RuntimeError):  # after shutdown
+            self._storer.submit(self._touch, names)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask for new blocks only; those that were found are stored already."""
+        return RequestOffloadingContext()
+
+    def drain_jobs(self) -> None:
+        """Wait for all jobs."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._jobs and not self._stores)
+
+    def shutdown(self) -> None:
+        """Let jobs under way end, make all durable, and close the store; safe to call twice."""
+        self._loaders.shutdown()
+        self._storer.shutdown()
+        self._store.close()
+        self._memory = np.empty((0, self.block_size_bytes), np.uint8)  # the region's owner closes it next
+        self._primary_kv_view = memoryview(b"")
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """Return the tier's own metrics; bytes, seconds and hits are vLLM's ``vllm:kv_offload_tiering_*``."""
+        counters = {name: OffloadingCounterMetadata(documentation=text) for name, text in _COUNTERS.items()}
+        return {**counters, **{name: OffloadingGaugeMetadata(documentation=text) for name, text in _GAUGES.items()}}
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return the counts since the last call, and what there is now."""
+        store = self._store
+        totals = {_CORRUPT: store.corrupt, _UNREADABLE: store.unreadable}
+        if isinstance(store, DurableStore):
+            totals |= {_EVICTED: store.evicted, _LOST: store.lost, _STORED: store.stored}
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        for name, total in totals.items():
+            counts[name] = counts.get(name, 0) + max(total - self._seen.get(name, 0), 0)
+        self._seen = totals
+        stats = OffloadingConnectorStats()
+        for name, number in counts.items():
+            if number:
+                stats.increase_counter(name, number)
+        is_writer = isinstance(store, DurableStore) and store.failure is None
+        stats.set_gauge(_IS_WRITER, float(is_writer))
+        with contextlib.suppress(Exception):  # a store that is being closed
+            stats.set_gauge(_BLOCKS, float(len(store.index)))
+            if isinstance(store, DurableStore):
+                stats.set_gauge(_BYTES, float(store.segment_bytes_on_disk))
+        return stats
+
+    # --- in the threads ---------------------------------------------------------------------------------------------
+
+    def _save(self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int]) -> None:
+        """Store the blocks of a job."""
+        began, done = time.monotonic(), 0
+        try:
+            store = self._writer()
+            for key, chunk in zip(keys, chunks, strict=True):
+                if store is not None and self._put(store, self._realm.name(key), self._memory[int(chunk)]):
+                    done += 1
+        except Exception:  # a fault of ours must not leave the job open for ever
+            logger.exception("A store of the durable tier failed")
+        finally:
+            self._count(_DROPPED, len(keys) - done)
+            seconds, size = time.monotonic() - began, done * self.block_size_bytes
+            self._results.put(JobResult(job_id, success=done == len(keys), transfer_time=seconds, transfer_bytes=size))
+            with self._idle:
+                self._waiting -= len(keys)
+                self._stores -= 1
+                self._idle.notify_all()
+
+    def _put(self, store: DurableStore, name: bytes, block: np.ndarray) -> bool:
+        try:
+            if name not in store:
+                payload = memoryview(block) if self._cipher is None else self._cipher.encrypt(name, memoryview(block))
+                codec = PLAIN if self._cipher is None else AES_GCM
+                store.put(name, self._realm.id, memoryview(payload), block_bytes=block.nbytes, codec=codec)
+        except StoreError as error:
+            logger.warning_once("The durable tier cannot store: %s", error)
+            return False
+        return True
+
+    def _load(self, job_id: JobId, job: _Job, key: OffloadKey, chunk: int) -> None:
+        """Load one block of a job; the last one reports it."""
+        is_loaded = False
+        try:
+            is_loaded = self._read(self._realm.name(key), self._memory[chunk])
+        except Exception:  # a fault of ours must not leave the job open for ever
+            logger.exception("A load of the durable tier failed")
+        finally:
+            with self._lock:
+                if is_loaded:
+                    job.loaded.append(key)
+                job.left -= 1
+                is_last = job.left == 0
+            if is_last:
+                self._report(job_id, job)
+
+    def _report(self, job_id: JobId, job: _Job) -> None:
+        self._count(_LOADED, len(job.loaded))
+        self._results.put(
+            JobResult(
+                job_id,
+                success=len(job.loaded) == len(job.keys),
+                successful_keys=tuple(job.loaded) or None,
+                transfer_time=time.monotonic() - job.began,
+                transfer_bytes=len(job.loaded) * self.block_size_bytes,
+            )
+        )
+        with self._idle:
+            del self._jobs[job_id]
+            self._idle.notify_all()
+
+    def _read(self, name: bytes, target: np.ndarray) -> bool:
+        """Copy a block to its chunk once it is verified."""
+        buffer = getattr(self._buffers, "memory", None)
+        if buffer is None:
+            buffer = self._buffers.memory = page_buffer(record_bytes(self._payload_bytes))
+        store = self._store
+        block = store.read(name, buffer)
+        if block is None:
+            return False
+        payload: memoryview | bytes = block.payload
+        try:
+            if (block.header.codec == AES_GCM) != (self._cipher is not None):
+                msg = "the block is stored in another codec than this tier's"
+                raise IntegrityError(msg)
+            if self._cipher is not None:
+                payload = self._cipher.decrypt(name, block.payload)
+            if len(payload) != target.nbytes:
+                msg = f"the block has {len(payload)} bytes, not {target.nbytes}"
+                raise IntegrityError(msg)
+        except IntegrityError as error:
+            logger.warning("The durable tier leaves out a block: %s", error)
+            store.discard(name, str(error))
+            return False
+        np.copyto(target, np.frombuffer(payload, dtype=np.uint8))
+        return True
+
+    def _touch(self, names: list[bytes]) -> None:
+        store = self._store
+        if isinstance(store, DurableStore):
+            with contextlib.suppress(Exception):
+                for name in names:
+                    store.touch(name)
+
+    # --- the store --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> StoreReader:
+        """Return the store as its writer, or as a reader where another process writes it."""
+        path = Path(self._config.path)
+        try:
+            store = DurableStore(
+                path, quota=self._config.bytes, block_bytes=self._payload_bytes, direct=self._config.direct
+            )
+        except StoreBusyError as error:
+            logger.warning("The durable tier only reads, %s", error)
+            return StoreReader(path, direct=self._config.direct)
+        store.describe_realm(self._realm.id, self._about)
+        found = store.recovered
+        logger.info(
+            "Durable tier in %s: %d blocks, %d of them found behind the index%s; %s",
+            path,
+            len(store.index),
+            found.adopted,
+            ", which was made again" if found.was_rebuilt else "",
+            "past the page cache" if store.is_direct else "through the page cache",
+        )
+        return store
+
+    def _writer(self) -> DurableStore | None:
+        """Return the store if this process may write it; now and then try to become the writer."""
+        store = self._store
+        if isinstance(store, DurableStore) and store.failure is None:
+            return store
+        if time.monotonic() - self._tried < _TRY_AGAIN:
+            return None
+        self._tried = time.monotonic()
+        try:
+            if isinstance(store, DurableStore):
+                logger.warning("The durable tier opens its store again: %s", store.failure)
+                store.abandon()
+            else:
+                os.close(lock_store(Path(self._config.path)))  # is it free?
+            fresh = self._open()
+        except StoreBusyError:
+            return None
+        except (StoreError, OSError) as error:
+            logger.warning("The durable tier cannot open its store: %s", error)
+            return None
+        if not isinstance(fresh, DurableStore):
+            fresh.close()
+            return None
+        self._store = fresh  # the old one is closed by its last user: loads may be reading it
+        return fresh
+
+    def _takes(self, key: OffloadKey) -> bool:
+        """Return whether the key is one that nobody can find two blocks for."""
+        if len(key) == _KEY_BYTES:
+            return True
+        if not self._has_short_keys:
+            self._has_short_keys = True
+            logger.error("The durable tier needs --prefix-caching-hash-algo sha256 or sha256_cbor; it stays unused")
+        return False
+
+    def _count(self, name: str, number: int) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + number

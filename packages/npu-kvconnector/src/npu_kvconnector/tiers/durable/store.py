@@ -1,0 +1,472 @@
+"""DurableStore: the writer of a store, one a folder. See Note [What is durable] in the package's docstring.
+
+Note [A failed fdatasync]. After one, the kernel may call pages clean that never reached the disk, so a second try would
+succeed and mean nothing. What was appended since the last commit is therefore given up, its segment gets no more
+records, and the next block goes into a new one. An index that cannot be written ends the writer: what is there stays
+readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+
+from npu_kvconnector.errors import IntegrityError, OptionError, StoreError
+from npu_kvconnector.tiers.durable.envelope import Header, record_bytes
+from npu_kvconnector.tiers.durable.eviction import Heat, hottest
+from npu_kvconnector.tiers.durable.files import PAGE, make_folder, open_file, page_buffer, write_whole
+from npu_kvconnector.tiers.durable.index import Batch, Entry, Index
+from npu_kvconnector.tiers.durable.reader import FORMAT, StoreReader
+from npu_kvconnector.tiers.durable.recovery import newest_index, recover
+from npu_kvconnector.tiers.durable.segments import SegmentReader, SegmentWriter, segment_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["COMMIT_SECONDS", "DurableStore", "StoreBusyError", "lock_store"]
+
+COMMIT_SECONDS = 0.5
+"""A block is durable at most this long after it was stored, and the time that fdatasync takes."""
+_COMMIT_BYTES = 64 * 2**20
+_LARGEST_SEGMENT = 256 * 2**20
+_FULL = 0.7  # of the index, which needs free pages to remove anything
+_SHARES = 16  # segments that a store is made of, at least
+
+
+class StoreBusyError(StoreError):
+    """Another process writes the store."""
+
+
+def lock_store(folder: Path) -> int:
+    """Make the folder a store where it is empty, take the writer's lock, and return what holds it.
+
+    Raises:
+        OptionError: the folder holds something else, or cannot be used.
+        StoreBusyError: another process has the lock.
+    """
+    try:
+        make_folder(folder)
+        if not (folder / "store.json").exists():
+            strangers = [path.name for path in folder.iterdir() if path.name not in {"lock", "segments"}]
+            strangers = [name for name in strangers if not name.startswith((".store.json-", "lost+found"))]
+            if strangers:
+                msg = f"path={folder} holds other files ({', '.join(sorted(strangers)[:3])}): name an empty folder"
+                raise OptionError(msg)
+        descriptor = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        msg = f"path={folder} cannot be used: {error.strerror or error}; name a folder that this user may write"
+        raise OptionError(msg) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        msg = f"another process writes the store in {folder}"
+        raise StoreBusyError(msg) from error
+    return descriptor
+
+
+class DurableStore(StoreReader):
+    """Stores blocks within a quota. Methods may be called from several threads; stores are done one after another."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        quota: int,
+        block_bytes: int,
+        direct: bool = True,
+        commit_seconds: float = COMMIT_SECONDS,
+    ) -> None:
+        """Open or make the store and bring it in order.
+
+        Args:
+            folder: of the store; an empty or missing one becomes a store.
+            quota: bytes on disk, index and all.
+            block_bytes: of the largest payload.
+            direct: past the page cache, where the filesystem can do it.
+            commit_seconds: how long a block may stay volatile; 0 leaves commits to the caller.
+
+        Raises:
+            OptionError: the folder or the quota cannot be used.
+            StoreBusyError: another process writes the store.
+            StoreError: it cannot be brought in order.
+        """
+        self.evicted = self.stored = self.lost = 0
+        self._batch, self._committing = Batch(), Batch()
+        self._uses: dict[bytes, Entry] = {}
+        self._pending_bytes = 0
+        self.failure: str | None = None
+        self._map_size = min(max(quota // 128 // PAGE * PAGE, 4 * 2**20), 4 * 2**30)
+        self._budget = quota - self._map_size
+        self._segment_bytes = _segment_bytes(self._budget, block_bytes, quota)
+        self._lock_descriptor = lock_store(folder)
+        try:
+            make_folder(folder / "segments")
+            if not (folder / "store.json").exists():
+                write_whole(folder / "store.json", json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+            super().__init__(folder, direct=direct)
+        except (OSError, lmdb.Error) as error:
+            os.close(self._lock_descriptor)
+            msg = f"the store in {folder} cannot be opened: {error}"
+            raise StoreError(msg) from error
+        except BaseException:
+            os.close(self._lock_descriptor)
+            raise
+        self._writing = threading.Lock()  # held while records are appended, committed or dropped
+        self._active: SegmentWriter | None = None
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._committer: threading.Thread | None = None
+        if commit_seconds > 0:
+            self._committer = threading.Thread(target=self._commit_in_time, args=(commit_seconds,), daemon=True)
+            self._committer.start()
+
+    # --- what is asked of a writer ----------------------------------------------------------------------------------
+
+    def find(self, name: bytes) -> Entry | None:
+        """Return where a block lies, stored a moment ago or not."""
+        with self._lock:
+            pending = self._batch.puts.get(name) or self._committing.puts.get(name)
+            if name in self._batch.forgets or name in self._bad:
+                return None
+        return pending or super().find(name)
+
+    def put(self, name: bytes, realm: bytes, payload: memoryview, *, block_bytes: int = 0, codec: int = 0) -> bool:
+        """Store a block; return False where it is there already.
+
+        Raises:
+            StoreError: it could not be stored; blocks of before are as they were.
+        """
+        if name in self:
+            return False
+        with self._writing:
+            header = Header(0, 0, realm, name, len(payload), block_bytes or len(payload), codec, time.time())
+            try:
+                self._append(header, payload)
+                self.stored += 1
+                if self._pending_bytes >= _COMMIT_BYTES:
+                    self._commit()
+            except (OSError, lmdb.Error) as error:
+                msg = f"a block could not be stored in {self.folder}: {error}"
+                raise StoreError(msg) from error
+        return True
+
+    def describe_realm(self, realm: bytes, about: dict[str, Any]) -> None:
+        """Keep what a realm stands for, for people who look."""
+        with self._lock:
+            self._batch.realms[realm] = about
+
+    def touch(self, name: bytes) -> None:
+        """Take note of a use of a block, which keeps it for longer."""
+        entry = self.find(name)
+        if entry is not None:
+            self._note_use(name, entry)
+
+    def commit(self) -> None:
+        """Make durable what has been stored so far.
+
+        Raises:
+            StoreError: that failed; what was stored since the last commit is gone.
+        """
+        with self._writing:
+            try:
+                self._commit()
+            except (OSError, lmdb.Error) as error:
+                msg = f"blocks could not be made durable in {self.folder}: {error}"
+                raise StoreError(msg) from error
+
+    def forget_realm(self, realm: bytes | None, older_than: float = float("inf")) -> int:
+        """Remove blocks of a realm (None: of all) stored before a time; return their number.
+
+        Their space is given back when their segments go, which are then the first to.
+        """
+        self.commit()
+        with self._writing:
+            chosen = [
+                (name, entry)
+                for name, entry in self._index.entries()
+                if realm in {None, entry.realm} and entry.stored_at < older_than
+            ]
+            for _, entry in chosen:
+                self._heat.remove(entry)
+            return self._index.forget(name for name, _ in chosen)
+
+    def shrink(self, quota: int) -> int:
+        """Drop segments until the files take no more than ``quota`` bytes; return the bytes given back."""
+        self.commit()
+        with self._writing:
+            self._seal()
+            before = self.bytes_on_disk()
+            while self.bytes_on_disk() > quota and self._drop_coldest(keep=None):
+                pass
+            return before - self.bytes_on_disk()
+
+    def bytes_on_disk(self) -> int:
+        """Return the bytes of the segments and of what was set aside; the index is not counted."""
+        aside = sum(path.stat().st_size for path in (self.folder / "quarantine").rglob("*") if path.is_file())
+        return sum(self._sizes.values()) + aside
+
+    @property
+    def segment_bytes_on_disk(self) -> int:
+        """Bytes of the segments."""
+        return sum(self._sizes.copy().values())
+
+    def abandon(self) -> None:
+        """Give the lock back after a failure, and go on reading; another writer may start."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._wake.set()
+            self.failure = self.failure or "the store was opened again"
+            os.close(self._lock_descriptor)
+
+    def close(self) -> None:
+        """Commit, close everything and give the lock back; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wake.set()
+        if self._committer is not None:
+            self._committer.join()
+        with self._writing:
+            with contextlib.suppress(OSError, lmdb.Error):
+                self._seal()
+                self._commit()
+            super().close()
+            os.close(self._lock_descriptor)
+
+    # --- stores -----------------------------------------------------------------------------------------------------
+
+    def _append(self, header: Header, payload: memoryview, used_tick: int | None = None) -> None:
+        """Append a record; ``used_tick`` is that of a block which is carried over."""
+        if self.failure is not None:
+            raise OSError(errno.EIO, self.failure)
+        if record_bytes(len(payload)) + PAGE > self._segment_bytes:
+            msg = f"a block of {len(payload)} bytes does not fit a segment of {self._segment_bytes}; raise bytes"
+            raise OSError(errno.EFBIG, msg)
+        if self._active is None or not self._active.has_room(len(payload)):
+            self._begin_segment()
+        if self._active is None:
+            raise OSError(errno.EIO, "the new segment could not be written")
+        try:
+            place = self._active.append(header, payload)
+        except OSError:
+            self._seal()  # the disk may be bad in this place
+            raise
+        with self._lock:
+            tick = self._next_tick()
+            entry = Entry(
+                place,
+                header.block_bytes,
+                header.codec,
+                header.realm,
+                header.stored_at,
+                tick if used_tick is None else min(used_tick, tick),
+                tick if used_tick is None else used_tick,
+            )
+            self._bad.pop(header.name, None)
+            self._batch.forgets.pop(header.name, None)
+            self._batch.puts[header.name] = entry
+            self._wake.set()
+            self._heat.add(entry)
+            self._pending_bytes += record_bytes(place.size)
+
+    def _begin_segment(self) -> None:
+        """Make room, begin a new segment, and bring into it what is hot of the one to go next."""
+        self._seal()
+        while self.bytes_on_disk() + self._segment_bytes > self._budget or self._index.fill() > _FULL:
+            if not self._drop_coldest(keep=None):
+                break
+        number = self._next_segment
+        self._next_segment += 1
+        folder, size = self._segments_folder, self._segment_bytes
+        while True:
+            try:
+                self._active = SegmentWriter(folder, number, self.identity, size=size, direct=self._direct)
+                break
+            except OSError as error:
+                # Others fill the disk: do with less.
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._drop_coldest(keep=None):
+                    raise
+        self._sizes[number] = size
+        if self.bytes_on_disk() + size > self._budget:
+            self._empty_coldest()
+
+    def _empty_coldest(self) -> None:
+        """Carry over what is hot of the coldest segment, then drop that."""
+        assert self._active is not None
+        victim = self._heat.coldest(self._sizes, keep=self._active.number)
+        if victim is None:
+            return
+        entries = hottest(self._index.held_by(victim), tick=self._tick, room=self._segment_bytes // 4)
+        with (
+            contextlib.suppress(OSError),
+            SegmentReader(self._segments_folder, victim, direct=self._direct) as segment,
+        ):
+            for name, entry in entries:
+                buffer = page_buffer(record_bytes(entry.place.size))
+                with contextlib.suppress(IntegrityError):
+                    header, payload = segment.read(entry.place, buffer)
+                    if header.name == name:
+                        self._append(header, payload, entry.used_tick)
+        self._commit()
+        self._drop(victim)
+
+    def _seal(self) -> None:
+        """End the active segment, and give back what it does not need."""
+        if self._active is None:
+            return
+        segment = self._active
+        try:
+            self._commit()
+        finally:
+            if self._active is segment:
+                self._retire(segment)
+
+    def _retire(self, segment: SegmentWriter) -> None:
+        self._active = None
+        segment.close()
+        path = segment_path(self._segments_folder, segment.number)
+        with contextlib.suppress(OSError):
+            os.truncate(path, segment.used)
+        self._sizes[segment.number] = path.stat().st_size if path.exists() else 0
+
+    def _drop_coldest(self, *, keep: int | None) -> bool:
+        """Give room back: what was set aside first, then the coldest segment. Return False where there is nothing."""
+        aside = sorted((path for path in (self.folder / "quarantine").rglob("*") if path.is_file()), key=str)
+        if aside:
+            aside[0].unlink()
+            return True
+        victim = self._heat.coldest(self._sizes, keep=keep)
+        if victim is None:
+            return False
+        self._drop(victim)
+        return True
+
+    def _drop(self, number: int) -> None:
+        """Remove a segment: from the index first, so that it never names what is gone."""
+        with self._lock:
+            self._sizes.pop(number, None)
+            for name in [name for name, entry in self._uses.items() if entry.place.segment == number]:
+                del self._uses[name]
+        before = len(self._index)
+        self._index.commit(Batch(dropped=[number]))
+        self.evicted += before - len(self._index)
+        segment_path(self._segments_folder, number).unlink(missing_ok=True)
+        self._heat.drop(number)
+
+    # --- commits ----------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Make the batch durable; see the notes. The caller holds ``_writing``."""
+        with self._lock:
+            batch, self._batch = self._batch, Batch()
+            self._committing = batch
+            uses, self._uses = self._uses, {}
+            self._pending_bytes = 0
+        if not (batch.puts or batch.forgets or batch.realms or uses):
+            return
+        try:
+            if batch.puts and self._active is not None:
+                self._active.sync()
+                batch.segments[self._active.number] = self._active.used
+            batch.meta = {"tick": self._tick, "next_segment": self._next_segment}
+            self._index.commit(dataclasses.replace(batch, puts={**uses, **batch.puts}))
+        except (OSError, lmdb.Error) as error:
+            self._lose(batch, error)
+            raise
+        finally:
+            with self._lock:
+                self._committing = Batch()
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        """Give up what could not be made durable."""
+        self.lost += len(batch.puts)
+        for entry in batch.puts.values():
+            self._heat.remove(entry)
+        if isinstance(error, lmdb.Error):
+            self.failure = f"the index cannot be written ({error})"
+        if self._active is not None:
+            self._retire(self._active)
+
+    def _commit_in_time(self, seconds: float) -> None:
+        """Commit what is pending, again and again; in a thread of its own."""
+        while not self._is_closed:
+            self._wake.wait()
+            self._wake.clear()
+            if self._is_closed:
+                return
+            time.sleep(seconds)
+            with contextlib.suppress(StoreError):  # counted in `lost`
+                self.commit()
+
+    # --- reads ------------------------------------------------------------------------------------------------------
+
+    def _open_index(self) -> Index:
+        """Bring the store in order; what a reader finds is proven then."""
+        old = newest_index(self.folder)
+        data = None if old is None else old / "data.mdb"
+        size = data.stat().st_size if data is not None and data.exists() else 0
+        # An index of a larger quota must be read before it can shrink.
+        found = recover(self.folder, self.identity, map_size=max(self._map_size, 2 * size))
+        self.recovered = found
+        self._sizes, self._tick, self._next_segment = found.segments, found.tick, found.next_segment
+        self._heat = Heat()
+        for _, entry in found.index.entries():
+            self._heat.add(entry)
+        return found.index
+
+    def _look_for_new_index(self) -> None:
+        """Nobody else makes one while this process has the lock."""
+
+    def _give_up(self, name: bytes, entry: Entry, error: Exception) -> None:
+        with self._lock:
+            if self._bad.get(name) == entry.place:
+                return
+            super()._give_up(name, entry, error)
+            self._uses.pop(name, None)
+            if self._batch.puts.pop(name, None) is None:
+                self._batch.forgets[name] = (entry.place, str(error))
+            self._heat.remove(entry)
+            self._wake.set()
+
+    def _note_use(self, name: bytes, entry: Entry) -> None:
+        with self._lock:
+            # A segment that is being dropped must not come back into the index.
+            if entry.place.segment not in self._sizes or name in self._bad:
+                return
+            pending = self._batch.puts.get(name)
+            before = pending or self._uses.get(name) or entry
+            after = before._replace(used_tick=self._next_tick())
+            if pending is not None:
+                self._batch.puts[name] = after
+            elif name not in self._committing.puts:
+                self._uses[name] = after
+            else:
+                return
+            self._heat.remove(before)
+            self._heat.add(after)
+
+    def _next_tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+
+def _segment_bytes(budget: int, block_bytes: int, quota: int) -> int:
+    """Return the bytes of a segment: a sixteenth of the store, but room for four blocks, and no more than 256 MiB."""
+    record = record_bytes(block_bytes)
+    size = min(max(budget // _SHARES, PAGE + 4 * record), max(_LARGEST_SEGMENT, PAGE + 4 * record)) // PAGE * PAGE
+    if budget < 3 * size:
+        least = 3 * (PAGE + 4 * record) + 8 * 2**20
+        msg = f"bytes={quota} is too little for blocks of {block_bytes} bytes; give the tier at least {least}"
+        raise OptionError(msg)
+    return size

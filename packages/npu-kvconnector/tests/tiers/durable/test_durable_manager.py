@@ -1,0 +1,245 @@
+"""The durable tier as vLLM drives it: blocks come back after a restart, whole, to those who may have them, or not at all."""
+
+from __future__ import annotations
+
+import os
+
+# vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("obstore")
+
+import numpy as np
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+import npu_kvconnector.spec  # noqa: F401  # registers the tier
+from npu_kvconnector.errors import OptionError
+from npu_kvconnector.tiers.durable.manager import DurableTierManager
+from npu_kvconnector.tiers.durable.store import lock_store
+from tests.support.offloading import offloading_config
+from tests.support.remote_tier import BLOCK, CHUNKS, Server, block_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BYTES = "16MiB"
+
+
+class DurableServer(Server):
+    """A server with a durable tier."""
+
+    tier: DurableTierManager
+
+    def __init__(self, options: dict[str, Any], **config: Any) -> None:
+        self.memory = np.zeros((CHUNKS, BLOCK), np.uint8)
+        spec = CPUOffloadingSpec(offloading_config(block_bytes=BLOCK, **config))
+        tier = {"type": "durable", "bytes": BYTES, "revision": "r", **options}
+        self.tier = SecondaryTierFactory.create_secondary_tier(tier, memoryview(self.memory), spec)
+        self._jobs = self._requests = 0
+
+    def counts(self) -> dict[str, float]:
+        stats = self.tier.get_stats()
+        assert stats is not None
+        return {name.removeprefix("vllm:npu_kv_durable_"): sum(of.values()) for name, of in stats._values.items()}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"path": str(tmp_path / "store")}
+
+
+@pytest.fixture
+def serve(options: dict[str, Any]) -> Iterator[Callable[..., DurableServer]]:
+    servers: list[DurableServer] = []
+
+    def make(config: dict[str, Any] | None = None, **changes: Any) -> DurableServer:
+        for server in servers:
+            server.tier.shutdown()
+        servers.append(DurableServer({**options, **changes}, **(config or {})))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.tier.shutdown()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_text("a secret that is long enough")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_blocks_come_back_after_a_restart(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    assert server.lookup(1, 2) == [False, False]
+    assert server.store(1, 2).success
+    assert server.lookup(1, 2, 3) == [True, True, False]
+    server = serve()
+    assert server.lookup(1, 2, 3) == [True, True, False]
+    result, blocks = server.load(1, 2)
+    assert result.success
+    assert result.transfer_bytes == 2 * BLOCK
+    assert blocks == [block_of(1), block_of(2)]
+    counts = server.counts()
+    assert (counts["loaded_blocks"], counts["blocks"], counts["is_writer"]) == (2, 2, 1)
+
+
+def test_what_is_not_there_fails_alone(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    server.store(1)
+    result, blocks = server.load(1, 2)
+    assert not result.success
+    assert len(result.successful_keys or ()) == 1
+    assert blocks == [block_of(1), b"\xee" * BLOCK]  # nothing is written to the chunk of a block that is not there
+
+
+def test_a_changed_block_is_a_miss_and_can_be_stored_again(
+    serve: Callable[..., DurableServer], options: dict[str, Any], tmp_path: Path
+) -> None:
+    server = serve()
+    server.store(1)
+    server = serve()
+    [segment] = (tmp_path / "store" / "segments").glob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[2 * 4096 + 100] ^= 4
+    segment.write_bytes(data)
+    result, blocks = server.load(1)
+    assert not result.success
+    assert blocks == [b"\xee" * BLOCK]
+    assert server.counts()["corrupt_blocks"] == 1
+    assert server.lookup(1) == [False]
+    assert server.store(1).success
+    assert server.load(1)[1] == [block_of(1)]
+
+
+@pytest.mark.parametrize("change", [{"revision": "other"}, {"namespace": "other"}, "dtype", "secret_file", "encrypt"])
+def test_others_blocks_are_not_there(change: Any, serve: Callable[..., DurableServer], secret: str) -> None:
+    config: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    if change == "dtype":
+        config = {"dtype": "float16"}
+    elif isinstance(change, str):
+        changes = {"secret_file": secret, "encrypt": change == "encrypt"}
+    else:
+        changes = change
+    serve().store(1)
+    server = serve(config, **changes)
+    assert server.lookup(1) == [False]
+    assert not server.load(1)[0].success
+    assert server.store(1).success
+    assert server.load(1)[1] == [block_of(1)]
+    assert serve().load(1)[1] == [block_of(1)]  # beside each other
+
+
+def test_encrypted_blocks_hold_nothing_readable(
+    serve: Callable[..., DurableServer], secret: str, tmp_path: Path
+) -> None:
+    server = serve(secret_file=secret, encrypt=True)
+    server.store(1, 2)
+    server = serve(secret_file=secret, encrypt=True)
+    assert server.load(1, 2)[1] == [block_of(1), block_of(2)]
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert block_of(1)[:16] not in stored
+    assert b"a secret that is long enough" not in stored
+
+
+def test_a_second_server_reads_and_takes_over(
+    serve: Callable[..., DurableServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.manager._TRY_AGAIN", 0.0)
+    first = serve()
+    first.store(1)
+    first.tier.shutdown()
+    lock = lock_store(tmp_path / "store")  # as another process that writes
+    second = serve()
+    assert second.lookup(1) == [True]
+    assert second.load(1)[1] == [block_of(1)]
+    assert not second.store(2).success
+    counts = second.counts()
+    assert (counts["is_writer"], counts["dropped_blocks"]) == (0, 1)
+    os.close(lock)
+    assert second.store(2).success
+    assert second.load(1, 2)[1] == [block_of(1), block_of(2)]
+    assert second.counts()["is_writer"] == 1
+
+
+def test_stores_that_pile_up_are_dropped(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    with server.tier._store._writing:  # a disk that does not answer
+        for number in range(20):
+            server.tier.submit_store(server.job([number], is_promotion=False))
+        results = list(server.tier.get_finished_jobs())
+        assert [result.success for result in results] == [False] * 4
+    server.tier.drain_jobs()
+    assert len(list(server.tier.get_finished_jobs())) == 16
+    assert server.counts()["dropped_blocks"] == 4
+
+
+def test_a_store_that_failed_is_opened_again(
+    serve: Callable[..., DurableServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.manager._TRY_AGAIN", 0.0)
+    server = serve()
+    server.store(1)
+    server.tier._store.failure = "the index cannot be written"
+    assert server.counts()["is_writer"] == 0
+    assert server.store(2).success
+    assert server.load(1, 2)[1] == [block_of(1), block_of(2)]
+
+
+def test_hashes_that_collide_are_not_used(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    key = make_offload_key(bytes(16), 0)
+    request = ReqContext(req_id="r")
+    server.tier.submit_store(TransferJob(1, [key], np.array([0]), False, request))
+    assert not server.finish().success
+    assert server.tier.lookup(key, request) is LookupResult.MISS
+
+
+def test_shutdown_makes_all_durable_and_can_be_repeated(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    for number in range(10):
+        server.tier.submit_store(server.job([number], is_promotion=False))
+    server.tier.shutdown()
+    server.tier.shutdown()
+    assert serve().lookup(*range(10)) == [True] * 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"pth": "/x"}, "did you mean 'path'"),
+        ({"path": "relative"}, "absolute"),
+        ({"bytes": "much"}, "100GiB"),
+        ({"bytes": 1000}, "give the tier at least"),
+        ({"threads": 0}, "from 1 to 64"),
+        ({"encrypt": True}, "secret_file"),
+        ({"encrypt": "yes"}, "true or false"),
+        ({"locality": "MOON"}, "LOCAL"),
+        ({"path": "/proc/nowhere"}, "cannot be used"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_way_out(wrong: dict[str, Any], match: str, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=match):
+        DurableServer({**options, **wrong})
+
+
+def test_what_is_needed_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match='needs path, as in {"type": "durable"'):
+        DurableTierManager(
+            CPUOffloadingSpec(offloading_config(block_bytes=BLOCK)),
+            memoryview(np.zeros((2, BLOCK), np.uint8)),
+            "durable",
+            bytes=BYTES,
+        )
