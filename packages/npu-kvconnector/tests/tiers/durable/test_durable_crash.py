@@ -1,0 +1,148 @@
+"""The crash oracle: SIGKILLs, power cuts and failing calls. Never a wrong byte, nothing acknowledged lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npu_kvconnector.commands.stress import Outcome, acknowledged, check, stress
+from npu_kvconnector.errors import IntegrityError
+from npu_kvconnector.tiers.durable import envelope
+from npu_kvconnector.tiers.durable.envelope import Header
+from npu_kvconnector.tiers.durable.files import PAGE, page_buffer
+from npu_kvconnector.tiers.durable.index import Entry, decode_entry, encode_entry
+from npu_kvconnector.tiers.durable.segments import Place, SegmentReader
+from tests.support.crash import build_shim, moments, play, read_journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the journal of calls is made by a C library")
+
+LARGE, SMALL = 2**30, 8 * 2**20
+"""Quotas: for all blocks, and one by which blocks go all the time."""
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+def run_writer(shim: Path, root: Path, *, quota: int, seed: int, blocks: int, **environment: str) -> None:
+    command = [sys.executable, "-m", "npu_kvconnector.commands.stress"]
+    command += [str(root / "store"), str(root / "ack"), str(quota), str(seed), str(blocks)]
+    env = os.environ | {"LD_PRELOAD": str(shim), "CRASH_ROOT": str(root)} | environment
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 3, "the writer read a wrong byte"
+    assert done.returncode == 0 or "CRASH_STORM" in environment, done.stderr
+
+
+@pytest.mark.parametrize(("seed", "cuts"), [(1, 6), pytest.param(2, 300, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("quota", [LARGE, SMALL])
+def test_a_power_cut_takes_no_more_than_what_was_not_acknowledged(
+    quota: int, seed: int, cuts: int, shim: Path, tmp_path: Path
+) -> None:
+    blocks = 300
+    root = tmp_path / "root"
+    root.mkdir()
+    journal = tmp_path / "journal"
+    run_writer(shim, root, quota=quota, seed=seed, blocks=blocks, CRASH_JOURNAL=str(journal))
+    records = read_journal(journal, root)
+    assert sum(record.op == "f" for record in records) > 20
+    assert any(record.op == "W" for record in records)  # LMDB's pages of its state are seen too
+    chance, outcome = random.Random(seed), Outcome()
+    for number, end in enumerate(moments(records, chance, cuts)):
+        place = tmp_path / f"cut-{number}"
+        acks = play(records, end, place, chance).split(b"\n")[:-1]
+        done = int(acks[-1]) if acks else 0
+        check(place / "store", done, quota=quota, outcome=outcome, numbers=blocks, evicts=quota == SMALL)
+        shutil.rmtree(place)
+    assert outcome.is_good, outcome
+    assert outcome.rounds == cuts
+    assert outcome.checked > 10 * cuts
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])])
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(rounds: int, tmp_path: Path) -> None:
+    *_, outcome = stress(tmp_path / "stress", rounds=rounds, seed=rounds)
+    assert outcome.is_good, outcome
+    assert outcome.rounds == rounds
+    assert outcome.checked > 10 * rounds
+    assert not (tmp_path / "stress").exists()
+
+
+@pytest.mark.parametrize("quota", [LARGE, SMALL])
+@pytest.mark.parametrize(("rounds", "per_mille"), [(1, 30), pytest.param(200, 100, marks=pytest.mark.nightly)])
+def test_failing_calls_cost_blocks_and_nothing_else(
+    rounds: int, per_mille: int, quota: int, shim: Path, tmp_path: Path
+) -> None:
+    outcome = Outcome()
+    for seed in range(1, rounds + 1):
+        root = tmp_path / f"root-{seed}"
+        root.mkdir()
+        run_writer(shim, root, quota=quota, seed=seed, blocks=200, CRASH_STORM=f"{seed}:{per_mille}:{20 * seed}")
+        if (root / "store" / "store.json").exists():
+            done = acknowledged(root / "ack")
+            # A store that fails is dropped, and the number goes on: what is missing was never acknowledged as stored.
+            check(root / "store", done, quota=quota, outcome=outcome, numbers=200, evicts=True)
+        shutil.rmtree(root)
+    assert outcome.wrong == 0
+    assert outcome.checked > 0
+
+
+@pytest.mark.parametrize("rounds", [1_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_fuzzed_records_are_refused_or_what_was_stored(rounds: int, tmp_path: Path) -> None:
+    chance = random.Random(rounds)
+    payload = chance.randbytes(3 * PAGE)
+    path = tmp_path / f"{1:016x}.seg"
+    page = page_buffer(PAGE)
+    envelope.pack(Header(1, PAGE, bytes(16), bytes(32), len(payload), len(payload), 0, 0.0), payload, page)
+    record = bytes(PAGE) + bytes(page) + payload
+    buffer = page_buffer(8 * PAGE)
+    passed = 0
+    for _ in range(rounds):
+        data = bytearray(record)
+        kind = chance.randrange(4)
+        if kind == 0:
+            data[chance.randrange(PAGE, len(data))] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            start = chance.randrange(PAGE, PAGE + 160)
+            data[start : start + 8] = chance.randbytes(8)
+        elif kind == 2:
+            del data[chance.randrange(len(data)) :]
+        else:
+            start = chance.randrange(PAGE, len(data))
+            data[start:] = chance.randbytes(len(data) - start)
+        path.write_bytes(data)
+        with SegmentReader(tmp_path, 1) as segment:
+            size = chance.choice([len(payload), 0, PAGE])
+            try:
+                header, found = segment.read(Place(1, PAGE, size), buffer)
+            except IntegrityError:
+                pass
+            else:
+                passed += 1
+                assert bytes(found) == payload
+                assert header.name == bytes(32)
+            for each in segment.scan(PAGE, len(data), payloads=True):
+                assert each.size == len(payload)
+    assert passed < rounds // 10  # padding that changed is no harm
+
+
+@pytest.mark.parametrize("rounds", [2_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_fuzzed_entries_of_the_index_are_refused(rounds: int) -> None:
+    chance = random.Random(rounds)
+    name = chance.randbytes(32)
+    good = encode_entry(name, Entry(Place(1, 2, 3), 4, 5, bytes(16), 6.0, 7, 8))
+    for _ in range(rounds):
+        data = bytearray(good)
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        assert decode_entry(name, bytes(data)) is None
+        assert decode_entry(name, chance.randbytes(chance.randrange(200))) is None
+    assert decode_entry(chance.randbytes(32), good) is None

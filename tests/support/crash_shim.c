@@ -1,0 +1,198 @@
+// LD_PRELOAD: writes down what a process does to files below CRASH_ROOT, and makes calls fail. For tests.support.crash.
+//
+// CRASH_JOURNAL names the file to write it to: records of `<op:u8><path:u16><other:u16><length:u32><offset:u64>`, then
+// both paths and the data. CRASH_STORM=SEED:PER_MILLE:SKIPPED lets that share of calls fail, after the first SKIPPED: writes
+// with ENOSPC or EIO or cut short, syncs and allocations with EIO or ENOSPC, reads with EIO.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum Op { CREATE = 'c', WRITE = 'w', SYNCED_WRITE = 'W', SIZE = 's', EXTEND = 'e', SYNC = 'f', RENAME = 'r', UNLINK = 'u', MKDIR = 'd' };
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static const char *root, *journal_path;
+static int journal = -1;
+static uint64_t chance;
+static unsigned per_mille, skipped;
+
+#define REAL(name, type, ...) static type (*real)(__VA_ARGS__); if (!real) *(void **)&real = dlsym(RTLD_NEXT, name)
+
+__attribute__((constructor)) static void begin(void) {
+  root = getenv("CRASH_ROOT");
+  journal_path = getenv("CRASH_JOURNAL");
+  if (journal_path) journal = open(journal_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const char *storm = getenv("CRASH_STORM");
+  if (storm) { unsigned long seed = 0; sscanf(storm, "%lu:%u:%u", &seed, &per_mille, &skipped); chance = seed * 2654435761u + 1; }
+}
+
+static int below(const char *path) {
+  return root && path && !strncmp(path, root, strlen(root)) && !strstr(path, "lock.mdb");
+}
+
+static int path_of(int fd, char *path) {
+  char link[64];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  ssize_t length = root ? readlink(link, path, 4095) : -1;
+  if (length <= 0) return 0;
+  path[length] = 0;
+  return below(path);
+}
+
+static void put(enum Op op, const char *path, const char *other, uint64_t offset, const struct iovec *data, int parts, size_t length) {
+  if (journal < 0) return;
+  REAL("write", ssize_t, int, const void *, size_t);
+  uint16_t path_size = strlen(path), other_size = strlen(other);
+  uint32_t size = length;
+  size_t total = 17 + path_size + other_size + length, at = 17;
+  char *record = malloc(total);
+  record[0] = op;
+  memcpy(record + 1, &path_size, 2); memcpy(record + 3, &other_size, 2); memcpy(record + 5, &size, 4); memcpy(record + 9, &offset, 8);
+  memcpy(record + at, path, path_size); at += path_size;
+  memcpy(record + at, other, other_size); at += other_size;
+  for (int part = 0; part < parts && at < total; part++) {
+    size_t some = data[part].iov_len < total - at ? data[part].iov_len : total - at;
+    memcpy(record + at, data[part].iov_base, some); at += some;
+  }
+  if (real(journal, record, total) != (ssize_t)total) abort();
+  free(record);
+}
+
+static unsigned throw_dice(void) {  // xorshift
+  chance ^= chance << 13; chance ^= chance >> 7; chance ^= chance << 17;
+  return (unsigned)(chance >> 20);
+}
+
+static int fails(void) {
+  if (skipped) return skipped--, 0;
+  return per_mille && throw_dice() % 1000 < per_mille;
+}
+
+static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset) {
+  REAL("pwritev", ssize_t, int, const struct iovec *, int, off_t);
+  char path[4096];
+  if (!path_of(fd, path) || strstr(path, "/ack")) return real(fd, parts, count, offset);
+  pthread_mutex_lock(&turn);
+  ssize_t done;
+  if (fails()) {
+    unsigned kind = throw_dice() % 3;
+    if (kind == 2 && parts[0].iov_len >= 4096) {
+      struct iovec some = {parts[0].iov_base, 4096};
+      done = real(fd, &some, 1, offset);
+    } else { done = -1; errno = kind ? ENOSPC : EIO; }
+  } else done = real(fd, parts, count, offset);
+  int error = errno;
+  if (done > 0) put(fcntl(fd, F_GETFL) & O_DSYNC ? SYNCED_WRITE : WRITE, path, "", offset, parts, count, done);
+  pthread_mutex_unlock(&turn);
+  errno = error;
+  return done;
+}
+
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset) { return write_parts(fd, parts, count, offset); }
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t offset) { return write_parts(fd, parts, count, offset); }
+// what Python calls
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return write_parts(fd, parts, count, offset); }
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return write_parts(fd, parts, count, offset); }
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) { struct iovec part = {(void *)data, size}; return write_parts(fd, &part, 1, offset); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t offset) { return pwrite(fd, data, size, offset); }
+
+ssize_t write(int fd, const void *data, size_t size) {
+  REAL("write", ssize_t, int, const void *, size_t);
+  char path[4096];
+  if (fd < 3 || fd == journal || !path_of(fd, path)) return real(fd, data, size);
+  pthread_mutex_lock(&turn);
+  off_t offset = lseek(fd, 0, SEEK_CUR);
+  ssize_t done = real(fd, data, size);
+  struct iovec part = {(void *)data, size};
+  if (done > 0) put(WRITE, path, "", offset, &part, 1, done);
+  pthread_mutex_unlock(&turn);
+  return done;
+}
+
+static ssize_t read_parts(int fd, const struct iovec *parts, int count, off_t offset) {
+  REAL("preadv", ssize_t, int, const struct iovec *, int, off_t);
+  char path[4096];
+  if (per_mille && path_of(fd, path) && strstr(path, ".seg")) {
+    pthread_mutex_lock(&turn);
+    int is_bad = fails();
+    pthread_mutex_unlock(&turn);
+    if (is_bad) { errno = EIO; return -1; }
+  }
+  return real(fd, parts, count, offset);
+}
+ssize_t preadv(int fd, const struct iovec *parts, int count, off_t offset) { return read_parts(fd, parts, count, offset); }
+ssize_t preadv64(int fd, const struct iovec *parts, int count, off_t offset) { return read_parts(fd, parts, count, offset); }
+ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return read_parts(fd, parts, count, offset); }
+ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return read_parts(fd, parts, count, offset); }
+
+static int sync_file(int fd, int (*real)(int)) {
+  char path[4096];
+  if (!path_of(fd, path)) return real(fd);
+  pthread_mutex_lock(&turn);
+  int done = 0;
+  if (fails()) { done = -1; errno = EIO; } else done = real(fd);
+  int error = errno;
+  if (!done) put(SYNC, path, "", 0, 0, 0, 0);
+  pthread_mutex_unlock(&turn);
+  errno = error;
+  return done;
+}
+int fsync(int fd) { REAL("fsync", int, int); return sync_file(fd, real); }
+int fdatasync(int fd) { REAL("fdatasync", int, int); return sync_file(fd, real); }
+
+static int changed(enum Op op, const char *path, const char *other, uint64_t offset, int done) {
+  int error = errno;
+  if (done >= 0 && below(path)) put(op, path, other, offset, 0, 0, 0);
+  errno = error;
+  return done;
+}
+
+static int open_path(int folder, const char *path, int flags, mode_t mode) {
+  REAL("openat", int, int, const char *, int, ...);
+  if (!(flags & O_CREAT) || !below(path)) return real(folder, path, flags, mode);
+  pthread_mutex_lock(&turn);
+  int is_new = access(path, F_OK);
+  int fd = real(folder, path, flags, mode);
+  if (is_new && fd >= 0) changed(CREATE, path, "", 0, 0);
+  pthread_mutex_unlock(&turn);
+  return fd;
+}
+#define MODE mode_t mode = 0; if (flags & O_CREAT) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); }
+int open(const char *path, int flags, ...) { MODE return open_path(AT_FDCWD, path, flags, mode); }
+int open64(const char *path, int flags, ...) { MODE return open_path(AT_FDCWD, path, flags, mode); }
+int openat(int folder, const char *path, int flags, ...) { MODE return open_path(folder, path, flags, mode); }
+int openat64(int folder, const char *path, int flags, ...) { MODE return open_path(folder, path, flags, mode); }
+
+#define LOCKED(call) pthread_mutex_lock(&turn); int done = call; pthread_mutex_unlock(&turn); return done
+int rename(const char *from, const char *to) { REAL("rename", int, const char *, const char *); LOCKED(changed(RENAME, from, to, 0, real(from, to))); }
+int unlink(const char *path) { REAL("unlink", int, const char *); LOCKED(changed(UNLINK, path, "", 0, real(path))); }
+int mkdir(const char *path, mode_t mode) { REAL("mkdir", int, const char *, mode_t); LOCKED(changed(MKDIR, path, "", 0, real(path, mode))); }
+int truncate(const char *path, off_t size) { REAL("truncate", int, const char *, off_t); LOCKED(changed(SIZE, path, "", size, real(path, size))); }
+int truncate64(const char *path, off_t size) { return truncate(path, size); }
+int ftruncate(int fd, off_t size) {
+  REAL("ftruncate", int, int, off_t);
+  char path[4096];
+  if (!path_of(fd, path)) return real(fd, size);
+  LOCKED(changed(SIZE, path, "", size, real(fd, size)));
+}
+int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
+int posix_fallocate(int fd, off_t offset, off_t size) {
+  REAL("posix_fallocate", int, int, off_t, off_t);
+  char path[4096];
+  if (!path_of(fd, path)) return real(fd, offset, size);
+  pthread_mutex_lock(&turn);
+  int error = fails() ? ENOSPC : real(fd, offset, size);
+  if (!error) changed(EXTEND, path, "", offset + size, 0);
+  pthread_mutex_unlock(&turn);
+  return error;
+}
+int posix_fallocate64(int fd, off_t offset, off_t size) { return posix_fallocate(fd, offset, size); }
