@@ -1,4 +1,4 @@
-"""The command ``npu-kv``: says whether vLLM here knows the connector, and what a configuration would do."""
+"""The command ``npu-kv``: whether vLLM knows the connector, what a configuration would do, stores of blocks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from npu_kvconnector import CONNECTOR, register
+from npu_kvconnector.commands.arguments import arguments_of_stores, run_command
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import OptionError
 
@@ -22,7 +23,8 @@ _PLUGIN = "npu_kvconnector"
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: all is well; 1: something is wrong; 2: a wrong command line (by argparse); 141: the reader of the output has
+    0: all is well; 1: something is wrong, such as damage; 2: a wrong command line (by argparse), or a store or file
+    that cannot be used; 130: interrupted; 141: the reader of the output has
     gone, as after `npu-kv check | head`.
     """
     try:
@@ -59,12 +61,16 @@ def check(config: str) -> dict[str, Any]:
 
 
 def _run(arguments: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="npu-kv", description="A host-memory tier of vLLM's KV cache.")
+    parser = argparse.ArgumentParser(prog="npu-kv", description="KV blocks beside the device: tiers, stores, checks.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("check", help="what is registered, and what a configuration would do")
     command.add_argument("--config", default="{}", metavar="JSON", help="kv_connector_extra_config to check")
     command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=None)
+    arguments_of_stores(commands)
     options = parser.parse_args(arguments)
+    if options.run is not None:
+        return run_command(options)
     report = check(options.config)
     sys.stdout.write(json.dumps(report) + "\n" if options.json else _as_text(report))
     return 1 if report["problems"] else 0
