@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,24 @@ def test_a_damaged_record_does_not_open(realm: Realm, data: st.DataObject) -> No
         return
     with pytest.raises(IntegrityError):
         realm.open(KEY, record)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("realm", REALMS.values(), ids=REALMS)
+def test_none_of_100_000_damaged_records_opens(realm: Realm) -> None:
+    whole, chance = seal(realm), random.Random(0)
+    for _ in range(100_000):
+        record = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(record))
+            if chance.random() < 0.5:
+                record[at] ^= 1 << chance.randrange(8)
+            else:
+                record[at : at + chance.randint(1, 64)] = chance.randbytes(chance.randint(0, 64))
+        if record == whole:
+            continue
+        with pytest.raises(IntegrityError):
+            realm.open(KEY, record)
 
 
 @given(st.binary(max_size=400))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from npu_kvconnector.p2p.tickets import Tickets, prompt_digest
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Mapping
 
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.p2p.config import P2PConfig
 
-__all__ = ["TicketScheduler"]
+__all__ = ["TicketScheduler", "answer_handshake"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
@@ -88,13 +90,20 @@ class TicketScheduler(NixlPullConnectorScheduler):
         port: int,
     ) -> None:
         """Tell those who hold the secret how to reach our workers; whatever else arrives is dropped."""
-
-        def answer(request: bytes) -> list[bytes] | None:
-            try:
-                message, *ranks = msgspec.msgpack.decode(request, type=tuple[bytes, int, int])
-            except msgspec.MsgspecError:
-                return None
-            data = encoded_data.get((ranks[0], ranks[1])) if message == GET_META_MSG else None
-            return None if data is None else [data, msgspec.msgpack.encode(time.perf_counter())]
-
+        answer = functools.partial(answer_handshake, encoded_data)
         serve(f"tcp://{host}:{port}", self._keys, answer, ready=ready_event, stop=stop_event)
+
+
+def answer_handshake(encoded_data: Mapping[tuple[int, int], bytes], request: bytes) -> list[bytes] | None:
+    """Return what vLLM's client asks for, and the time here; None for whatever is no such question.
+
+    Args:
+        encoded_data: how to reach each worker, by pipeline and tensor parallel rank.
+        request: msgpack of (b"get_meta_msg", pipeline rank, tensor parallel rank).
+    """
+    try:
+        message, *ranks = msgspec.msgpack.decode(request, type=tuple[bytes, int, int])
+    except msgspec.MsgspecError:
+        return None
+    data = encoded_data.get((ranks[0], ranks[1])) if message == GET_META_MSG else None
+    return None if data is None else [data, msgspec.msgpack.encode(time.perf_counter())]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 
 from npu_kvconnector.errors import OptionError
 from tests.support.remote_tier import Server, block_of, key_of, s3_options
@@ -321,6 +322,16 @@ def test_shutdown_lets_stores_end(serve: Serve, options: dict[str, Any]) -> None
     server.tier.shutdown()
     other = serve(options)
     assert until(lambda: other.lookup(7) == [True])
+
+
+def test_hashes_that_can_be_forged_are_not_looked_up_or_stored(serve: Serve, tmp_path: Path) -> None:
+    server = serve({"url": f"file://{tmp_path / 'store'}"})
+    job = server.job([1], is_promotion=False)
+    job.keys = [make_offload_key(b"x" * 16, 0)]  # as of xxhash
+    server.tier.submit_store(job)
+    assert not server.finish().success
+    assert server.tier.lookup(job.keys[0], job.req_context) is LookupResult.MISS
+    assert not list((tmp_path / "store").rglob("*.pack"))
 
 
 def test_options_are_checked_at_the_start(serve: Serve) -> None:

@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     RequestOffloadingContext,
+    get_offload_block_hash,
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -56,12 +57,13 @@ __all__ = ["RemoteTierManager"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
+_HASH_BYTES = 32
 _CLOSING = 5.0
 """Seconds for which shutdown waits for stores under way."""
 _COUNTERS = {
     "vllm:npu_kv_remote_dropped_blocks": "Blocks not stored: the queue was full, or the store was left alone.",
     "vllm:npu_kv_remote_rejected_blocks": "Blocks read that were damaged, forged or another's; they were misses.",
-    "vllm:npu_kv_remote_late_blocks": "Blocks that had not come at their deadline; they were computed.",
+    "vllm:npu_kv_remote_late_blocks": "Blocks not loaded in time, or with no room to begin; they were computed.",
     "vllm:npu_kv_remote_failures": "Requests to the store that failed or were late.",
 }
 _DROPPED, _REJECTED, _LATE, _FAILURES = _COUNTERS
@@ -120,7 +122,7 @@ class RemoteTierManager(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether the block is there; RETRY while the store has not answered."""
-        if not self._health.allows():
+        if not self._health.allows() or not self._is_unique(key):
             return LookupResult.MISS
         found = self._lookups.lookup(key, req_context)
         if found is None:
@@ -139,6 +141,7 @@ class RemoteTierManager(SecondaryTierManager):
         """Begin to load blocks; they are misses where the queue is full or the store left alone."""
         self._loads[job_metadata.job_id] = job_metadata.keys
         if not self._take(job_metadata):
+            self._count(_LATE, len(job_metadata.keys))
             self._results.put(JobResult(job_metadata.job_id, success=False))
             return
         self._loop.submit(self._run(job_metadata, self._load(job_metadata)))
@@ -322,8 +325,17 @@ class RemoteTierManager(SecondaryTierManager):
         with self._lock:
             if not self._health.allows() or self._pending_bytes + size > self._config.pending_bytes:
                 return False
+            if not all(self._is_unique(key) for key in job.keys):
+                return False
             self._pending_bytes += size
         return True
+
+    def _is_unique(self, key: OffloadKey) -> bool:
+        """Say whether a block's hash is SHA-256; for shorter ones somebody could make another prompt's blocks match."""
+        if len(get_offload_block_hash(key)) == _HASH_BYTES:
+            return True
+        logger.warning_once("The remote tier is not used: it needs --prefix-caching-hash-algo sha256")
+        return False
 
     def _note_failure(self, error: Exception) -> None:
         self._count(_FAILURES, 1)

@@ -132,13 +132,11 @@ class ObjectStore:
 
     async def _look(self) -> None:
         """Keep the index up to date until cancelled; a store that fails is told once, and asked again."""
-        rounds, complete_at, well = 0, 0, True
+        listings, well = 0, True
         while True:
             try:
-                await self._list(complete=rounds == complete_at)
-                rounds += 1
-                if rounds > complete_at:
-                    complete_at = rounds + _COMPLETE_EVERY
+                await self._list(complete=listings % _COMPLETE_EVERY == 0)
+                listings += 1
                 well = True
             except (BaseError, OSError, ValueError) as error:
                 if well:
