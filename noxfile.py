@@ -137,6 +137,20 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def matrix(session: nox.Session) -> None:
+    """Run every two features of vLLM together against the eager baseline, and write docs/reference/features.md."""
+    check_machine(session)
+    results = REPORTS / "matrix"
+    shutil.rmtree(results, ignore_errors=True)
+    env = EVERYTHING | PASSIVE | {"NPU_MATRIX_RESULTS": str(results)}
+    in_workspace(session, "pytest", "tests/e2e/test_matrix.py", *WORKERS, *session.posargs, env=env)
+    page = session.run(
+        "uv", "run", "--no-sync", "python", "-m", "tests.support.matrix_page", str(results), silent=True, log=False
+    )
+    (ROOT / "docs" / "reference" / "features.md").write_text(page)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
     """Run what the default sessions leave out: tests marked nightly, an hour of load, conformance, tiers, the peer."""
     for name in MARKED:
