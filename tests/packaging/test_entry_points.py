@@ -20,6 +20,7 @@ DOCUMENTED = {
     "npu-platform": {
         "console_scripts": {"npu": "npu_platform.cli:main"},
         "torch.backends": {"npu": "npu_platform.torch_npu:autoload"},
+        "triton.backends": {"npu": "npu_platform.triton"},
         "vllm.platform_plugins": {"npu": "npu_platform:register"},
     },
     "npu-ops": {

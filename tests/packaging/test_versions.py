@@ -28,6 +28,7 @@ EXTRAS = {
     "npu-platform": {
         "vllm": {VLLM},
         "vision": {"torchvision<0.29,>=0.28"},
+        "triton": {"triton<4,>=3.5"},
         "suffix": {"arctic-inference==0.1.1"},
         "ops": {f"npu-ops=={VERSION}"},
         "kvconnector": {f"npu-kvconnector=={VERSION}"},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -141,6 +142,17 @@ def prepare_child_environment() -> None:
     neighbour takes a core; libgomp reads the policy only once, when it is loaded.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def cxx_compiler() -> str | None:
+    """Return the path of the C++ compiler of Triton kernels: what ``CXX`` names, or g++ or c++; None: there is none."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else ["g++", "c++"])), None)
+
+
+def triton_for_vllm() -> bool:
+    """Say whether Triton's own variable chooses npu, which makes vLLM take its Triton kernels."""
+    return os.environ.get("TRITON_DEFAULT_BACKEND") == "npu"
 
 
 def select_v1_runner() -> None:

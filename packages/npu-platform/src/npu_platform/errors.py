@@ -4,6 +4,8 @@ NPUPlatformError (Exception)
     ConfigurationError (also ValueError)      a setting has a value that the rules forbid
     UnsupportedFeatureError (also ValueError) a feature of vLLM that the npu device cannot do yet
     ActivationError (also RuntimeError)       the platform cannot be used in this process
+    KernelCompilationError (also RuntimeError) a Triton kernel could not be compiled
+    KernelLaunchError (also RuntimeError)     a Triton kernel could not be launched, or failed
 """
 
 from __future__ import annotations
@@ -23,3 +25,11 @@ class UnsupportedFeatureError(NPUPlatformError, ValueError):
 
 class ActivationError(NPUPlatformError, RuntimeError):
     """The platform was forced on, but this process cannot use it."""
+
+
+class KernelCompilationError(NPUPlatformError, RuntimeError):
+    """A Triton kernel could not be compiled: there is no C++ compiler, or it failed."""
+
+
+class KernelLaunchError(NPUPlatformError, RuntimeError):
+    """A Triton kernel could not be launched, or one of its programs failed."""

@@ -1,0 +1,47 @@
+"""Whether Triton kernels can run here: the device is there, and so is a compiler."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+
+from npu_platform import config
+
+
+def is_active() -> bool:
+    """Say whether this is the driver for Triton, or for vLLM, which asks by the same function when it is imported.
+
+    vLLM takes Triton kernels in many places once it has a driver. The V1 runner needs none of them here, since all that
+    it launches has a body of its own, and a process would wait for the compiler at its start. So for vLLM it is active
+    where Triton's own variable chooses it: ``TRITON_DEFAULT_BACKEND=npu``.
+    """
+    if _asked_by_vllm() and not config.triton_for_vllm():
+        return False
+    return _can_run()
+
+
+@functools.cache
+def _can_run() -> bool:
+    """Say whether this process has the device npu and a C++ compiler; without the compiler the log says so, once."""
+    try:
+        import torch
+
+        if not hasattr(torch, "npu") or not torch.npu.is_available():
+            return False
+        if config.cxx_compiler() is None:
+            logging.getLogger("vllm.npu_platform.triton").warning(
+                "Triton kernels do not run on npu: no C++ compiler was found (apt install g++, or name one in CXX)."
+            )
+            return False
+    except Exception:  # noqa: BLE001 - `import triton` and vLLM must not fail for what is wrong with the device
+        return False
+    return True
+
+
+def _asked_by_vllm() -> bool:
+    """Say whether ``vllm.triton_utils.importing`` asks: it has no other way to be told. Versions: vLLM 0.32."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("npu_platform.triton"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_globals.get("__name__") == "vllm.triton_utils.importing"

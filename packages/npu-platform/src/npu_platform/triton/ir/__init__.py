@@ -1,0 +1,1 @@
+"""Triton's intermediate representation (TTIR): its types, its operations, and the text that they are read from."""

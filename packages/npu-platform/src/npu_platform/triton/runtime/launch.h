@@ -1,0 +1,69 @@
+// How a kernel reaches the device: the table of npu_launch.h, the grid in chunks, the memory of large arrays.
+#pragma once
+
+#include <new>
+
+#include "types.h"
+
+struct npu_launch_table {
+  uint32_t abi;
+  int (*launch)(int device, const char* name, void (*run)(void*), void* closure, void (*destroy)(void*));
+  void (*parallel_for)(int64_t, int64_t, int64_t, void (*)(void*, int64_t, int64_t), void*);
+  int (*num_threads)(void);
+  const char* (*last_error)(void);
+};
+
+namespace npu_triton {
+
+// Arrays that are too large for a thread's stack; one piece for all programs of a chunk.
+class Arena {
+ public:
+  explicit Arena(uint64_t bytes) : data(bytes ? static_cast<char*>(::operator new(bytes, std::align_val_t(64))) : nullptr) {}
+  Arena(const Arena&) = delete;
+  ~Arena() {
+    if (data) ::operator delete(data, std::align_val_t(64));
+  }
+  char* const data;
+};
+
+// Words: the kernel's arguments, each in 8 bytes. Grain: the fewest programs that are worth another thread.
+template <int Words, int Grain, uint64_t ArenaBytes, void (*Run)(const Program&, const int64_t*, char*)>
+struct Launch {
+  const npu_launch_table* table;
+  int32_t x, y, z;
+  int64_t arguments[Words ? Words : 1];
+
+  static void chunk(void* self, int64_t begin, int64_t end) {
+    const auto& launch = *static_cast<const Launch*>(self);
+    Arena arena(ArenaBytes);
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t plane = i / launch.x;
+      Run({int32_t(i % launch.x), int32_t(plane % launch.y), int32_t(plane / launch.y), launch.x, launch.y, launch.z},
+          launch.arguments, arena.data);
+    }
+  }
+  static void run(void* self) {
+    const auto& launch = *static_cast<const Launch*>(self);
+    const int64_t programs = int64_t(launch.x) * launch.y * launch.z;
+    if (programs <= Grain) chunk(self, 0, programs);
+    else launch.table->parallel_for(0, programs, Grain, chunk, self);
+  }
+  static void destroy(void* self) { delete static_cast<Launch*>(self); }
+
+  static const char* submit(const npu_launch_table* table, int device, const char* name, int x, int y, int z,
+                            const void* arguments) {
+    if (table->abi != 1) return "this Triton kernel was compiled for another version of npu-platform";
+    auto* launch = new Launch{table, x, y, z, {}};
+    __builtin_memcpy(launch->arguments, arguments, Words * sizeof(int64_t));
+    return table->launch(device, name, run, launch, destroy) ? table->last_error() : nullptr;
+  }
+};
+
+template <class T>
+NPU_INLINE T argument(int64_t word) {
+  T value;
+  __builtin_memcpy(&value, &word, sizeof(T));  // little-endian: the value comes first
+  return value;
+}
+
+}  // namespace npu_triton

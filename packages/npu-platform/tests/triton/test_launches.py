@@ -1,0 +1,151 @@
+"""A Triton kernel is a kernel of the device: graphs, profiler, faults, counts, threads; and what a process shares."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from npu_platform.errors import KernelCompilationError, KernelLaunchError
+
+
+@triton.jit
+def scale_kernel(x, o, n, factor, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    mask = i < n
+    tl.store(o + i, tl.load(x + i, mask=mask) * factor, mask=mask)
+
+
+def scale(x, out, factor=2.0):
+    scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), factor, B=64)
+
+
+def test_a_graph_replays_launches_without_python():
+    x, y, out = (torch.ones(100, device="npu") for _ in range(3))
+    scale(x, out)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        scale(x, y)
+        scale(y, out, 3.0)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert out.unique().tolist() == [6 * value]
+
+
+def test_launches_are_counted_profiled_skipped_and_struck_by_faults():
+    x, out = torch.ones(100, device="npu"), torch.zeros(100, device="npu")
+    scale(x, out)
+    before = torch.npu.launch_counts()[0]
+    scale(x, out)
+    assert torch.npu.launch_counts()[0] == before + 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
+        scale(x, out)
+    assert "triton::scale_kernel" in [event.name for event in profile.events()]
+    out.zero_()
+    with torch.npu.skip_kernels("triton::scale_kernel"):
+        scale(x, out)
+    assert not out.any()
+    with torch.npu.faults.fail_kernel("triton::scale_kernel"), pytest.raises(KernelLaunchError):
+        scale(x, out)
+    scale(x, out)
+    assert out.unique().tolist() == [2]
+
+
+def test_threads_and_streams_launch_at_the_same_time():
+    x = torch.ones(1000, device="npu")
+    outs = [torch.zeros(1000, device="npu") for _ in range(4)]
+
+    def work(out, factor):
+        with torch.npu.stream(torch.npu.Stream()):
+            for _ in range(20):
+                scale(x, out, factor)
+
+    threads = [threading.Thread(target=work, args=(out, float(number))) for number, out in enumerate(outs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [out.unique().tolist() for out in outs] == [[0.0], [1.0], [2.0], [3.0]]
+
+
+def test_tensors_of_the_host_are_refused_and_empty_grids_are_nothing():
+    x, out = torch.ones(100, device="npu"), torch.zeros(100, device="npu")
+    with pytest.raises(KernelLaunchError, match="move it to npu"):
+        scale(x.cpu(), out)
+    scale_kernel[(0,)](x, out, 100, 2.0, B=64)
+    assert not out.any()
+
+
+def test_numbers_do_not_compile_a_kernel_again():
+    x, out = torch.ones(512, device="npu"), torch.zeros(512, device="npu")
+    keys = {scale_kernel[(1,)](x[begin:], out, n, 2.0, B=64).hash for begin, n in ((0, 64), (1, 50), (4, 480))}
+    assert len(keys) == 1
+
+
+@triton.jit
+def argument_kernel(o, a, b, c, d, pair, missing, B: tl.constexpr):
+    tl.store(o, a.to(tl.float64))
+    tl.store(o + 1, b.to(tl.float64))
+    tl.store(o + 2, c.to(tl.float64))
+    tl.store(o + 3, d.to(tl.float64))
+    tl.store(o + 4, pair[0] + pair[1].to(tl.float64))
+    if missing is not None:
+        tl.store(o + 5, 1.0)
+
+
+def test_arguments_of_all_kinds():
+    out = torch.zeros(6, dtype=torch.float64, device="npu")
+    argument_kernel[(1,)](out, -5, 2**40, True, 1.5, (0.25, 2**63 + 2**12), None, B=1)
+    assert out.tolist() == [-5, 2**40, 1, 1.5, float(2**63 + 2**12), 0]
+
+
+PROGRAM = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+x, out = torch.ones(100, device="npu"), torch.zeros(100, device="npu")
+module.scale(x, out)
+assert out.unique().tolist() == [2]
+"""
+
+
+def test_processes_that_compile_the_same_kernel_at_once_share_one_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-c", PROGRAM, __file__]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert not list(tmp_path.rglob("*.part"))
+    assert list((tmp_path / "npu").glob("*.so"))
+
+
+def test_without_a_compiler_one_sentence_says_what_to_do(monkeypatch):
+    from npu_platform.triton import build
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(KernelCompilationError, match="apt install g\\+\\+, or name one in CXX"):
+        build.compile_library("", "kernel", fused=True)
+
+
+def test_vllm_has_triton_where_the_variable_of_triton_says_so(monkeypatch):
+    from npu_platform.triton import availability
+    from npu_platform.triton.driver import NPUDriver
+
+    assert NPUDriver.is_active()
+    asked = {"__name__": "vllm.triton_utils.importing", "driver": NPUDriver}
+    for value, expected in ((None, False), ("nvidia", False), ("npu", True)):
+        if value is None:
+            monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)
+        else:
+            monkeypatch.setenv("TRITON_DEFAULT_BACKEND", value)
+        exec("found = [driver.is_active()]", asked)
+        assert asked["found"] == [expected]
+    assert Path(availability.__file__).exists()
