@@ -171,11 +171,11 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger", "kvconnector"):
+    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton"):
         suites = [options.pop(0)]
     for suite in suites:
-        if suite == "kvconnector":
-            in_workspace(session, "python", "-m", "tests.benchmarks.kvconnector", *options)
+        if suite in ("kvconnector", "triton"):
+            in_workspace(session, "python", "-m", f"tests.benchmarks.{suite}", *options)
             continue
         if suite == "statlogger":
             statistics_cost(session, *options)
