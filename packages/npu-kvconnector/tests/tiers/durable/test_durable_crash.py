@@ -68,7 +68,7 @@ def test_a_power_cut_takes_no_more_than_what_was_not_acknowledged(
     assert outcome.checked > 10 * cuts
 
 
-@pytest.mark.parametrize("rounds", [6, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("rounds", [13, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])])
 def test_a_killed_writer_loses_nothing_that_was_acknowledged(rounds: int, tmp_path: Path) -> None:
     *_, outcome = stress(tmp_path / "stress", rounds=rounds, seed=rounds)
     assert outcome.is_good, outcome

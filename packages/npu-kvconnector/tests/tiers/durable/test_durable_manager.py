@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 # vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -172,6 +173,18 @@ def test_a_second_server_reads_and_takes_over(
     assert second.store(2).success
     assert second.load(1, 2)[1] == [block_of(1), block_of(2)]
     assert second.counts()["is_writer"] == 1
+
+
+def test_of_servers_that_start_together_one_waits_for_the_other(
+    serve: Callable[..., DurableServer], tmp_path: Path
+) -> None:
+    lock = lock_store(tmp_path / "store")  # another one, which has made nothing yet
+    timer = threading.Timer(0.3, os.close, [lock])
+    timer.start()
+    server = serve()
+    timer.join()
+    assert server.store(1).success
+    assert server.counts()["is_writer"] == 1
 
 
 def test_stores_that_pile_up_are_dropped(serve: Callable[..., DurableServer]) -> None:

@@ -57,6 +57,7 @@ logger = init_logger("vllm.npu_kvconnector")
 _KEY_BYTES = 36
 """Of a key whose hash is SHA-256, and the number of its group of layers."""
 _TRY_AGAIN = 10.0  # seconds between attempts to become the writer, or to write again after a failure
+_STARTING = 60.0  # seconds that another server may take to bring the store in order
 _COUNTERS = {
     "vllm:npu_kv_durable_stored_blocks": "Blocks stored.",
     "vllm:npu_kv_durable_loaded_blocks": "Blocks loaded, each verified.",
@@ -328,14 +329,23 @@ class DurableTierManager(SecondaryTierManager):
 
     def _open(self) -> StoreReader:
         """Return the store as its writer, or as a reader where another process writes it."""
-        path = Path(self._config.path)
-        try:
-            store = DurableStore(
-                path, quota=self._config.bytes, block_bytes=self._payload_bytes, direct=self._config.direct
-            )
-        except StoreBusyError as error:
-            logger.warning("The durable tier only reads, %s", error)
-            return StoreReader(path, direct=self._config.direct)
+        path, direct = Path(self._config.path), self._config.direct
+        until = time.monotonic() + _STARTING
+        while True:
+            try:
+                store = DurableStore(path, quota=self._config.bytes, block_bytes=self._payload_bytes, direct=direct)
+                break
+            except StoreBusyError as error:
+                try:
+                    reader = StoreReader(path, direct=direct)
+                except StoreError:
+                    # Of servers that start together, the first is still making the store.
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.1)
+                    continue
+                logger.warning("The durable tier only reads, %s", error)
+                return reader
         store.describe_realm(self._realm.id, self._about)
         found = store.recovered
         logger.info(
