@@ -151,12 +151,21 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Compare a small model of every architecture of vLLM with transformers and write the table (-- --only Gemma3)."""
+    check_machine(session)
+    options = session.posargs or ["--page", "docs/user_guide/architectures.md"]
+    logs = ("--logs", str(ROOT / ".nox" / "architectures"))
+    in_workspace(session, "python", "-m", "tests.architectures", *logs, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
     """Run what the default sessions leave out: tests marked nightly, an hour of load, conformance, tiers, the peer."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
-    for name in ("conformance", "emulated", "arm", "peer", "mutants", "report"):
+    for name in ("conformance", "emulated", "arm", "peer", "models", "mutants", "report"):
         session.notify(name, [])
 
 

@@ -89,7 +89,7 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
 
-    _look_at(Path(scenario["engine"]["model"]))
+    look_at(Path(scenario["engine"]["model"]))
     # An engine collects garbage twenty times while it starts and ends: what the imports made, which stays, is most of it.
     gc.collect()
     gc.freeze()
@@ -128,7 +128,7 @@ def _metrics(llm: Any) -> dict[str, float]:
     return found
 
 
-def _look_at(model: Path) -> None:
+def look_at(model: Path) -> None:
     """Register the model's class where vLLM knows only its name: it would import itself in yet another process to look."""
     from vllm import ModelRegistry
     from vllm.model_executor.models.registry import _LazyRegisteredModel
