@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
@@ -43,6 +44,7 @@ class _Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        atexit.register(self.kill)  # a test that fails may not come to it
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=os.environ | self._environ)
         until = time.monotonic() + _START
