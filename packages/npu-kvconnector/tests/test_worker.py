@@ -29,9 +29,9 @@ BLOCKS, PAGES, CHUNKS = 16, (64, 96), 8
 Make = Callable[..., HostTierWorker]
 
 
-def caches_of(pages: tuple[int, ...] = PAGES) -> CanonicalKVCaches:
+def caches_of(pages: tuple[int, ...] = PAGES, device: str = "cpu") -> CanonicalKVCaches:
     """Two tensors; group 0 lives in both (one layer without padding), group 1 in the first alone."""
-    tensors = [torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8) for page in pages]
+    tensors = [torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8, device=device) for page in pages]
     return CanonicalKVCaches(
         tensors=[CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(tensors, pages, strict=True)],
         group_data_refs=[
@@ -63,8 +63,12 @@ def ended(worker: HostTierWorker) -> list[tuple[int, bool, int]]:
     return [(job.job_id, job.success, job.transfer_size) for job in worker.get_finished()]
 
 
-def test_groups_come_back_to_other_blocks(make: Make) -> None:
-    caches = caches_of()
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_groups_come_back_to_other_blocks(make: Make, device: str) -> None:
+    caches = caches_of(device=device)
     worker = make(caches)
     both, first = (cache.tensor.clone() for cache in caches.tensors[::-1])
     # Group 0: three blocks from the middle of a chunk; group 1: two blocks, one chunk.
@@ -76,6 +80,7 @@ def test_groups_come_back_to_other_blocks(make: Make) -> None:
         cache.tensor.zero_()
     loaded = GPULoadStoreSpec([11, 5, 7, 0, 15], group_sizes=[3, 2], block_indices=[1, 4])
     assert worker.submit_load(6, CPULoadStoreSpec([4, 6, 0]), loaded)
+    worker.wait({6})
     assert [job[:2] for job in ended(worker)] == [(6, True)]
     assert torch.equal(caches.tensors[0].tensor[[11, 5, 7, 0, 15]], first[[1, 2, 3, 8, 9]])
     assert torch.equal(caches.tensors[1].tensor[[11, 5, 7], :-8], both[[1, 2, 3], :-8])

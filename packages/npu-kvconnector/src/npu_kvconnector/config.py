@@ -41,7 +41,7 @@ class GuardConfig:
     """How long it is skipped before one transfer may try; doubled with each failed try."""
     max_open_seconds: float = 60.0
     """The longest of these times, and how long a chunk that could not be loaded is not asked for."""
-    pending_share: float = 0.25
+    pending_share: float = 0.5
     """Part of the host tier's chunks that may wait to be stored to this tier; further ones are not stored to it."""
 
     def __post_init__(self) -> None:

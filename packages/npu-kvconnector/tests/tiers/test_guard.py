@@ -238,6 +238,9 @@ def test_a_request_waits_for_an_answer_only_so_long(guard: GuardedTier, tier: Ti
     assert guard.loads.failures == 1
     tier.answer = LookupResult.HIT
     assert guard.lookup(A, request()) is LookupResult.HIT
+    tier.answer = LookupResult.RETRY
+    guard.on_schedule_end(ScheduleEndContext((), ("r",)))  # preempted: it will ask anew
+    assert guard.lookup(A, request()) is LookupResult.RETRY
 
 
 def test_calls_that_keep_the_scheduler_open_the_breaker(guard: GuardedTier, tier: Tier) -> None:
@@ -249,10 +252,10 @@ def test_calls_that_keep_the_scheduler_open_the_breaker(guard: GuardedTier, tier
 
 
 def test_no_more_is_stored_than_may_be_pending(guard: GuardedTier, tier: Tier) -> None:
-    assert guard.accepts(2)
+    assert guard.accepts(100)  # alone; it would never be stored otherwise
     guard.submit_store(job(1, A, load=False))
-    assert guard.accepts(1)
-    assert not guard.accepts(2)
+    assert guard.accepts(3)
+    assert not guard.accepts(4)
     tier.ended = [JobResult(1, success=True)]
     guard.get_finished_jobs()
     assert guard.accepts(2)

@@ -109,7 +109,7 @@ class GuardedTier(SecondaryTierManager):
     def accepts(self, num_chunks: int) -> bool:
         """Return whether chunks may be stored to the tier now: its breaker allows it and not too many are pending."""
         pending = sum(len(job.keys) for job in self._jobs.values() if not job.is_load)
-        accepted = self.stores.allows() and pending + num_chunks <= self._most_pending
+        accepted = self.stores.allows() and (not pending or pending + num_chunks <= self._most_pending)
         if not accepted:
             self._count(metrics.SKIPPED_CHUNKS, "store", num_chunks)
         return accepted
@@ -174,7 +174,9 @@ class GuardedTier(SecondaryTierManager):
             self._call("serve_external_requests", lambda: self.tier.serve_external_requests(known), None, self.loads)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Tell the tier that a step was scheduled."""
+        """Tell the tier that a step was scheduled; requests that were, or lost their place, may wait anew."""
+        for request in (*context.new_req_ids, *context.preempted_req_ids):
+            self._asked.pop(request, None)
         if not self._is_left_alone():
             self._call("on_schedule_end", lambda: self.tier.on_schedule_end(context), None, self.loads)
 
