@@ -10,20 +10,25 @@ import pytest
 pytest.importorskip("vllm", reason="the manager is vLLM's; install npu-kvconnector[vllm]")
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
 from npu_kvconnector import metrics
+from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.frame.manager import HostTier, TierManager
 from npu_kvconnector.frame.metadata import JobsMetadata
+from npu_kvconnector.tiers.guard import GuardedTier
 from npu_kvconnector.tiers.host import HostRegion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vllm.v1.kv_offload.tiering.base import JobResult
+
 KEYS = [bytes([number]) + b"\0\0\0\0" for number in range(6)]
 STEP = ScheduleEndContext((), ())
 
 
-def manager_of(store_threshold: int = 0) -> TierManager:
+def manager_of(store_threshold: int = 0, *, with_tier: bool = False) -> TierManager:
     region = HostRegion(f"test-{uuid.uuid4()}", num_chunks=4, rank=None, kv_bytes_per_chunk=4096, cpu_page_size=4096)
     host = HostTier(
         region,
@@ -33,7 +38,20 @@ def manager_of(store_threshold: int = 0) -> TierManager:
         store_threshold=store_threshold,
         max_tracker_size=100,
     )
-    return TierManager(host, [], blocks_per_chunk=3)
+    tiers = [Silent(None, host.get_kv_memoryview(), "silent")] if with_tier else []
+    guards = [GuardedTier(tier, GuardConfig(), label="1:silent", num_chunks=4, blocks_per_chunk=3) for tier in tiers]
+    return TierManager(host, guards, blocks_per_chunk=3)
+
+
+class Silent(ExampleSecondaryTierManager):
+    """Takes jobs and never tells of their end."""
+
+    def get_finished_jobs(self) -> list[JobResult]:
+        return []
+
+    def drain_jobs(self) -> None:
+        msg = "it does not work"
+        raise OSError(msg)
 
 
 @pytest.fixture
@@ -116,6 +134,23 @@ def test_promotions_are_no_offers_that_a_threshold_counts() -> None:
     promoted = manager.primary_tier.prepare_write(KEYS[1:2], request)
     assert promoted.keys_to_store == KEYS[1:2]
     assert store(manager, KEYS[:1], request) == KEYS[:1]
+    manager.shutdown()
+
+
+def test_a_reset_leaves_chunks_alone_that_a_tier_does_not_give_back() -> None:
+    manager = manager_of(with_tier=True)
+    first, second = ReqContext("first"), ReqContext("second")
+    store(manager, KEYS[:2], first)
+    manager.complete_store(KEYS[:2], first)
+    assert manager.has_pending_work()
+    manager.on_request_finished(first)
+    manager.reset_cache()
+    assert not manager.has_pending_work()
+    assert manager.lookup(KEYS[0], second) is LookupResult.MISS
+    manager.on_new_request(second)
+    output = manager.prepare_store(KEYS[2:4], second)
+    assert sorted(output.store_spec.chunk_ids.tolist()) == [2, 3]
+    assert manager.prepare_store(KEYS[4:5], second) is None
     manager.shutdown()
 
 

@@ -9,7 +9,9 @@ import collections
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, OffloadingEvent
+from vllm.v1.kv_offload.tiering.base import JobResult
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
 from npu_kvconnector import metrics
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from npu_kvconnector.tiers.host import HostRegion
 
 __all__ = ["HostTier", "TierManager"]
+
+logger = init_logger("vllm.npu_kvconnector")
 
 
 class HostTier(CPUPrimaryTierOffloadingManager):
@@ -59,6 +63,11 @@ class HostTier(CPUPrimaryTierOffloadingManager):
                 dropped.append(key)
         if dropped and self.events is not None:
             self.events.append(OffloadingEvent(keys=dropped, medium=self.medium, removed=True))
+
+    def withhold(self, chunks: set[int]) -> None:
+        """Never use these chunks again, of a tier that was just reset."""
+        self._num_allocated_chunks = self._num_chunks
+        self._free_list = [chunk for chunk in range(self._num_chunks) if chunk not in chunks]
 
     def _prepare_promotion(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Make room for chunks from a tier behind; they are no offers, which `store_threshold` would count."""
@@ -122,10 +131,17 @@ class TierManager(TieringOffloadingManager):
         super().on_request_finished(req_context, exclude_tier_idx=exclude_tier_idx)
 
     def reset_cache(self) -> None:
-        """Forget all chunks of the host tier."""
+        """Forget all chunks of the host tier; those that a tier does not give back are not used again."""
         self._failed_stores.clear()
         self._failed_loads.clear()
+        for tier in self._tiers:
+            tier.drain_jobs()
+        self._process_finished_jobs()
+        lost = self._abandon_jobs()
         super().reset_cache()
+        if lost:
+            logger.warning("%d chunks of the host tier stay with tiers that do not end their jobs", len(lost))
+            self._host.withhold(lost)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the figures since the last call."""
@@ -135,6 +151,16 @@ class TierManager(TieringOffloadingManager):
             return stats if own.is_empty() else own
         stats.aggregate(own)
         return stats
+
+    def _abandon_jobs(self) -> set[int]:
+        """Forget jobs that have no end after all was drained; return their chunks, which may still be written to."""
+        chunks: set[int] = set()
+        for job_id, job in self._jobs.items():
+            self._tiers[job.tier_idx].abandon(job_id)
+            self._metrics.on_job_finished(job, JobResult(job_id, success=False))
+            chunks.update(job.transfer_job.chunk_ids.tolist())
+        self._jobs.clear()
+        return chunks
 
     def _should_store_to_tier(self, tier: GuardedTier, num_blocks: int) -> bool:
         return tier.accepts(num_blocks) and super()._should_store_to_tier(tier, num_blocks)

@@ -181,9 +181,18 @@ class GuardedTier(SecondaryTierManager):
             self._call("on_schedule_end", lambda: self.tier.on_schedule_end(context), None, self.loads)
 
     def drain_jobs(self) -> None:
-        """Block until the tier has ended all jobs."""
+        """Block until the tier has ended all jobs, or raises."""
         self._last_poll = 0.0
-        self.tier.drain_jobs()
+        try:
+            self.tier.drain_jobs()
+        except Exception as error:  # noqa: BLE001  # as in _call; but this one may take its time
+            self._note_failed_call("drain_jobs", self.loads, error)
+
+    def abandon(self, job_id: int) -> None:
+        """Forget a job whose end the tier does not report."""
+        job = self._jobs.pop(job_id, None)
+        for key in job.keys if job is not None and job.is_load else ():
+            self._loading.pop(key, None)
 
     def shutdown(self) -> None:
         """Release what the tier holds."""
