@@ -46,6 +46,9 @@ def manager_of(store_threshold: int = 0, *, with_tier: bool = False) -> TierMana
 class Silent(ExampleSecondaryTierManager):
     """Takes jobs and never tells of their end."""
 
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+        return LookupResult.MISS
+
     def get_finished_jobs(self) -> list[JobResult]:
         return []
 
