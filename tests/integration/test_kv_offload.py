@@ -88,6 +88,7 @@ NIGHTLY = {
     "not-async-chunked": Case(model="llama", engine={"async_scheduling": False, "max_num_batched_tokens": 64}),
     "failing-loads": Case(model="llama", tier={**FLAKY, "bad_load": 2, "bad_lookup": 7}),
     "silent-tier": Case(model="llama", tier={**FLAKY, "late_load": 2, "silent_lookup": 5}),
+    "durable": Case(model="llama", tier={"type": "durable"}),
     "gemma3-failing-loads": Case(model="gemma3", blocks=60, tier={**FLAKY, "bad_load": 2}),
 }
 
@@ -105,6 +106,8 @@ NIGHTLY = {
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scenario in an engine of its own; return what it wrote, and what was asked."""
     case: Case = request.param
+    if case.tier == {"type": "durable"}:
+        pytest.importorskip("npu_kvconnector.tiers.durable", reason="this tree has no durable tier")
     folder = tmp_path_factory.mktemp(request.node.name.rpartition("[")[2].rstrip("]"))
     prompts = models.prompt_token_ids([PROMPT] * 8)
     rounds: list[Any] = [[prompt] for prompt in (*prompts, prompts[0], prompts[1])]
@@ -119,8 +122,12 @@ def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -
     canonical = {"canonical_layout": True} if scenario.pop("canonical", False) else {}
     options: dict[str, Any] = {"cpu_bytes_to_use": "64MiB", "offload_prompt_only": False, **canonical}
     if case.tier is not None:
-        place = {"root_dir": str(folder / "tier")} if case.tier["type"] == "fs" else {}
-        options |= {"cpu_bytes_to_use": "4MiB", "secondary_tiers": [place | case.tier]}
+        places = {
+            "fs": {"root_dir": str(folder / "tier")},
+            "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
+        }
+        tier = places.get(case.tier["type"], {}) | case.tier
+        options |= {"cpu_bytes_to_use": "4MiB", "secondary_tiers": [tier]}
     scenario |= {
         "engine": {
             "model": str({**models.MAKERS, **models.RECURRENT}[case.model](folder / "model")),
@@ -183,7 +190,7 @@ def of_tiers(run: dict[str, Any], name: str) -> float:
 
 
 def is_trusty(case: Case) -> bool:
-    return case.tier is None or case.tier["type"] == "fs"
+    return case.tier is None or case.tier["type"] in {"fs", "durable"}
 
 
 def test_it_ran_on_the_platform_asked_for(run: dict[str, Any]) -> None:
