@@ -225,13 +225,19 @@ def test_what_failed_was_computed_and_counted(run: dict[str, Any]) -> None:
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[1:FlakyTier]"] > 0
 
 
+def skip_batches_of_codes(run: dict[str, Any]) -> None:
+    """Skip where requests that share a batch may round a key to another code, so that tokens differ from those alone."""
+    if "kv_cache_dtype" in run["asked"].engine:
+        pytest.skip("codes of a batch are not those of a request alone")
+
+
 def test_requests_given_up_while_loading_leave_no_trace(run: dict[str, Any]) -> None:
+    skip_batches_of_codes(run)
     assert tokens(run, 11) == tokens(run, 2) + tokens(run, 3)
 
 
 def test_preempted_requests_give_equal_tokens(run: dict[str, Any]) -> None:
-    if "kv_cache_dtype" in run["asked"].engine:
-        pytest.skip("a batch of other requests rounds a key to another code, with and without a connector")
+    skip_batches_of_codes(run)
     assert tokens(run, 12) == [tokens(run, number)[0] for number in range(4)]
     if run["asked"].model == "qwen3":  # what hybrid groups take depends on the window
         assert run["metrics"]["vllm:num_preemptions"] > 0
