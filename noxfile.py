@@ -160,12 +160,20 @@ def models(session: nox.Session) -> None:
 
 
 @nox.session
+def examples(session: nox.Session) -> None:
+    """Run vLLM's own examples and every sub-command of `vllm bench`, unchanged, on npu."""
+    check_machine(session)
+    options = ("--timeout", "600", *session.posargs)
+    in_workspace(session, "pytest", "tests/examples", *WORKERS, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
     """Run what the default sessions leave out: tests marked nightly, an hour of load, conformance, tiers, the peer."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
-    for name in ("conformance", "emulated", "arm", "peer", "models", "mutants", "report"):
+    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "mutants", "report"):
         session.notify(name, [])
 
 

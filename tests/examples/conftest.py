@@ -1,0 +1,40 @@
+"""Where vLLM's own examples are, and the folder that they run in: models lie there under the names of the hub."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from npu_platform.demo import MODEL
+from tests.support import models
+
+
+@pytest.fixture(scope="session")
+def examples() -> Path:
+    """vLLM's examples: NPU_VLLM_SOURCE names its source, which uv otherwise keeps where it has built vLLM from it."""
+    given = os.environ.get("NPU_VLLM_SOURCE")
+    if given:
+        return Path(given) / "examples"
+    version = importlib.metadata.version("vllm").partition("+")[0]
+    cache = subprocess.run(["uv", "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip()
+    found = sorted(Path(cache).glob(f"sdists-v*/pypi/vllm/{version}/*/src/examples"))
+    if not found:
+        pytest.fail(f"uv's cache has no source of vLLM {version}: unpack its sdist and name it in NPU_VLLM_SOURCE")
+    return found[-1]
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the hub to programs that run in it: small models under the names that they ask for."""
+    folder = tmp_path_factory.mktemp("hub")
+    for name in ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-3B-Instruct"):
+        shutil.copytree(MODEL, folder / name)
+    models.tiny_bert(folder / "intfloat/e5-small")
+    models.tiny_classifier(folder / "jason9693/Qwen2.5-1.5B-apeach", labels=2)
+    models.tiny_classifier(folder / "BAAI/bge-reranker-v2-m3", labels=1)
+    return folder
