@@ -176,4 +176,4 @@ def _format(kind: str) -> str:
 
 
 def _bf16_code(value: float) -> int:
-    return torch.tensor(value, dtype=torch.bfloat16).view(torch.uint16).item()
+    return int(torch.tensor(value, dtype=torch.bfloat16).view(torch.uint16).item())

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from typing import TYPE_CHECKING
 
 from npu_kvconnector.errors import IntegrityError, OptionError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["OVERHEAD", "Cipher"]
 
@@ -40,7 +36,7 @@ class Cipher:
         self._aead = AESGCM(hmac.digest(secret, b"npu-kvconnector durable aes-256-gcm" + realm, "sha256"))
         self._realm = realm
 
-    def encrypt(self, name: bytes, block: Buffer) -> bytes:
+    def encrypt(self, name: bytes, block: bytes | memoryview) -> bytes:
         """Return what is stored of a block."""
         nonce = os.urandom(_NONCE)
         return nonce + self._aead.encrypt(nonce, block, self._realm + name)

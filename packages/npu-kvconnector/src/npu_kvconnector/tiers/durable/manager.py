@@ -253,7 +253,7 @@ class DurableTierManager(SecondaryTierManager):
     def _put(self, store: DurableStore, name: bytes, block: np.ndarray) -> bool:
         try:
             if name not in store:
-                payload = memoryview(block) if self._cipher is None else self._cipher.encrypt(name, memoryview(block))
+                payload = block.data if self._cipher is None else self._cipher.encrypt(name, block.data)
                 codec = PLAIN if self._cipher is None else AES_GCM
                 store.put(name, self._realm.id, memoryview(payload), block_bytes=block.nbytes, codec=codec)
         except StoreError as error:
