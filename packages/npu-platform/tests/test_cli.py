@@ -13,7 +13,9 @@ SETTINGS = ("NPU_", "VLLM_", "PYTHONUNBUFFERED")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
 
 
-@pytest.mark.parametrize("arguments", [["info"], ["doctor", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["info"], pytest.param(["doctor", "--json"], marks=pytest.mark.nightly), ["--help"]]
+)
 def test_a_reader_that_has_gone_ends_it_in_silence(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -67,10 +67,11 @@ def test_healthy_environment_has_no_problem() -> None:
             "Unset NPU_DEVICE",
             marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             {"NPU_DEVICE": "gpu"},
             "NPU_DEVICE must be auto, simulator, null, off or the path of a driver, not 'gpu'",
             "Set NPU_DEVICE",
+            marks=pytest.mark.nightly,
         ),
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other leaves out npu", "Set VLLM_PLUGINS=other,npu"),
     ],
@@ -86,6 +87,7 @@ def test_one_wrong_variable_is_one_sentence_with_its_remedy(
     assert remedy in problem
 
 
+@pytest.mark.nightly  # by day tests/packaging/test_refusals.py does, with all four installed
 def test_a_variable_that_nobody_reads_is_a_problem() -> None:
     remedies = {
         "NPU_SIMULATOR_MEMROY": "Did you mean NPU_SIMULATOR_MEMORY?",
@@ -101,6 +103,7 @@ def test_a_variable_that_nobody_reads_is_a_problem() -> None:
         assert remedy in problem
 
 
+@pytest.mark.nightly
 def test_second_platform_plugin_is_named(tmp_path: Path) -> None:
     (tmp_path / "other_npu.py").write_text("def register():\n    return 'other_npu.Platform'\n")
     metadata = tmp_path / "other_npu-1.0.dist-info"

@@ -22,7 +22,7 @@ if "end" in sys.argv:
     os.register_at_fork(before=openmp.end_threads)
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(4)
     os._exit(0 if loop() == 2 << 22 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), loop() == 2 << 22)
 """

@@ -68,6 +68,15 @@ def test_only_the_newest_are_kept(path: Path) -> None:
     assert counts(path) == [5, 6, 7]
 
 
+def test_a_name_may_hold_a_patterns_characters(tmp_path: Path) -> None:
+    path = tmp_path / "stats[1]*?.jsonl"
+    writer = LineWriter(path, rotation=Rotation(size=1, keep=2))
+    for count in range(1, 6):
+        writer.append(line(count))
+    assert len(rotated_files(path)) == 2
+    assert counts(path)[-1] == 5
+
+
 def test_a_period_that_is_over_sets_the_file_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [86_400.0 * 10 - 1]
     monkeypatch.setattr(jsonl.time, "time", lambda: now[0])

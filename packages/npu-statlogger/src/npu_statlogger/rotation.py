@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fcntl
+import glob
 import gzip
 import json
 import logging
@@ -83,7 +84,8 @@ def rotated_files(path: Path) -> list[Path]:
 
 
 def _all_rotated(path: Path) -> list[Path]:
-    return sorted(each for each in path.parent.glob(f"{path.name}.*") if _is_stamp(each.name[len(path.name) + 1 :]))
+    there = path.parent.glob(f"{glob.escape(path.name)}.*")
+    return sorted(each for each in there if _is_stamp(each.name[len(path.name) + 1 :]))
 
 
 def _is_stamp(ending: str) -> bool:
