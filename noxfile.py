@@ -138,12 +138,18 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Run every two features of vLLM together against the eager baseline, and write docs/reference/features.md."""
+    """Run every two features of vLLM together against the eager baseline, and write docs/reference/features.md.
+
+    nox -s matrix -- --resume goes on with a run that was cut off.
+    """
     check_machine(session)
-    results = REPORTS / "matrix"
-    shutil.rmtree(results, ignore_errors=True)
+    results, options = REPORTS / "matrix", list(session.posargs)
+    if "--resume" in options:
+        options.remove("--resume")
+    else:
+        shutil.rmtree(results, ignore_errors=True)
     env = EVERYTHING | PASSIVE | {"NPU_MATRIX_RESULTS": str(results)}
-    in_workspace(session, "pytest", "tests/e2e/test_matrix.py", *WORKERS, *session.posargs, env=env)
+    in_workspace(session, "pytest", "tests/e2e/test_matrix.py", *WORKERS, *options, env=env)
     page = session.run(
         "uv", "run", "--no-sync", "python", "-m", "tests.support.matrix_page", str(results), silent=True, log=False
     )
@@ -188,7 +194,7 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton"):
+    if options and options[0] in (*suites, "features", "statlogger", "kvconnector", "triton"):
         suites = [options.pop(0)]
     for suite in suites:
         if suite in ("kvconnector", "triton"):

@@ -27,6 +27,7 @@ CLIENTS = 6
 _MOST_KEPT = 400  # of all that are answered, each as likely to be among them
 _TIMEOUT = 120.0
 _IMAGES = 4
+_RETRIES = 3  # of an image: a sleep empties vLLM's cache of images in the engine before that of the API server
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
@@ -89,9 +90,7 @@ class Traffic:
         content = [image, text] if chance.random() < 0.7 else [text, image, image]
         body = {"model": "demo", "messages": [{"role": "user", "content": content}], **_sampling(chance)}
         body["max_tokens"] = chance.randint(1, 16)
-        if ask(self.server, "/v1/chat/completions", body).status_code == httpx.codes.INTERNAL_SERVER_ERROR:
-            self.counts["retried"] += 1  # a sleep has emptied vLLM's cache of images in the engine alone
-        self._keep("/v1/chat/completions", body)
+        self._keep("/v1/chat/completions", body, retries=_RETRIES)
 
     def _leave(self, chance: random.Random) -> None:
         """Hang up in the middle of a stream."""
@@ -111,8 +110,12 @@ class Traffic:
         assert ask(self.server, "/v1/completions", body).status_code == httpx.codes.BAD_REQUEST
         self.counts["refused"] += 1
 
-    def _keep(self, path: str, body: dict[str, Any]) -> None:
+    def _keep(self, path: str, body: dict[str, Any], retries: int = 0) -> None:
         answer = ask(self.server, path, body)
+        while answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR and retries > 0:
+            self.counts["retried"] += 1
+            retries -= 1
+            answer = ask(self.server, path, body)
         assert answer.status_code == httpx.codes.OK, f"{answer.status_code}: {answer.text[-2000:]}\n{body}"
         choices = answer.json()["choices"]
         if any(choice["finish_reason"] == "abort" for choice in choices):  # by a sleep
