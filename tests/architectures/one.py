@@ -54,6 +54,8 @@ ENGINE: dict[str, Any] = {
 WITHOUT_MEDIA: dict[str, Any] = {"limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0)}
 GENERATING = ENGINE | {"max_num_batched_tokens": 64, "skip_tokenizer_init": True}
 POOLING = ENGINE | {"max_num_batched_tokens": 256, "runner": "pooling"}
+WIDER = ("Cohere2ForCausalLM", "Cohere2MoeForCausalLM", "Cohere2VisionForConditionalGeneration")
+"""A token sees one more before it in vLLM than in transformers, as in training (vLLM's commandr.py)."""
 POOLED = {"embedding": "token_embed", "classification": "classify", "token": "token_classify"}
 
 
@@ -164,8 +166,10 @@ def _pool(architecture: str, kind: str, folder: Path) -> list[dict[str, Any]]:
 
 def _reference(architecture: str, folder: Path) -> torch.nn.Module:
     """Return transformers' model; made before the engine, whose code for any model changes transformers' modules."""
-    cls = getattr(transformers, architecture)
-    return cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    cls, config = getattr(transformers, architecture), transformers.AutoConfig.from_pretrained(folder)
+    if architecture in WIDER:
+        config.get_text_config().sliding_window += 1
+    return cls.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 __all__ = ["tiny_config"]
 
@@ -140,8 +141,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "GteConfig": {"position_embedding_type": "rope"},
     "XLMRobertaConfig": {"position_embedding_type": "absolute"},
     "Qwen3VLMoeTextConfig": {"norm_topk_prob": True},
-    "HYV3Config": {"first_k_dense_replace": 1, "expert_hidden_dim": 64},
+    "HYV3Config": {"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True},  # as published
     "Glm4MoeLiteConfig": {"first_k_dense_replace": 1},
+    "Cohere2Config": {"logit_scale": 1.0},  # which transformers leaves out of Cohere 2 Vision
     "DbrxConfig": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 8, "moe_top_k": 2},
@@ -164,9 +166,15 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "Llama4TextConfig": {"num_experts_per_tok": 1, "no_rope_layer_interval": 2},
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_groups": 1},
     "Mamba2Config": {"n_groups": 1, "num_heads": 8, "head_dim": 32, "time_step_limit": (0.0, float("inf"))},
-    "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mamba", "mlp"]},
+    "NemotronHConfig": {
+        "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
+        "sliding_window": None,  # vLLM has a window where this is set, transformers never
+        "time_step_min": 1e-9,  # transformers lengthens what is less, vLLM does not
+    },
     **dict.fromkeys(("Qwen2VLTextConfig", "Qwen2_5_VLTextConfig", "PaddleOCRTextConfig"), _THREE_POSITIONS),
-    **dict.fromkeys(("Glm4vTextConfig", "GlmOcrTextConfig"), _PARTLY_ROTATED),
+    # transformers' attention has these biases whatever the field, which it has not; vLLM asks the published one
+    "Glm4vTextConfig": _PARTLY_ROTATED | {"attention_bias": True},
+    "GlmOcrTextConfig": _PARTLY_ROTATED,
     "Glm4vMoeTextConfig": _PARTLY_ROTATED | {"head_dim": 32, "use_qk_norm": False},
     "Zamba2Config": {
         "layers_block_type": ["mamba", "hybrid"] * 2,
@@ -210,6 +218,8 @@ def _parts(cls: type[transformers.PreTrainedConfig]) -> dict[str, Any]:
         if isinstance(part, transformers.PreTrainedConfig):
             shape = next((each for word, each in _BY_PART.items() if name.startswith(word)), _LANGUAGE)
             parts[name] = _tiny(type(part), shape)
+            if shape is _LANGUAGE and part.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # as published ones have it
+                parts[name].architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part.model_type]]
     return parts
 
 
