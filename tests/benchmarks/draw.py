@@ -88,11 +88,16 @@ def table(record: dict[str, Any]) -> str:
         for name in record["contestants"]
     ]
     lines.append("| peak memory of all processes (GiB) | " + " | ".join(f"{each:.1f}" for each in memory) + " |")
+    filled = (  # early records had all their contexts computed
+        f" Contexts of more than {record['filled_above']} tokens were not computed but filled, by vLLM's DecodeBenchConnector; "
+        "llama.cpp computes them, up to 8192 tokens."
+        if "filled_above" in record
+        else ""
+    )
     return (
         "\n".join(lines) + "\n\nMedian of the rounds (least to most); a round's figure is the median of its samples. "
         "llama.cpp's steps are the mean of one generation a round, and its prompts pass no sampler; its start is that of "
-        "`llama-bench` with one prompt of 16 tokens. Contexts of more than 2048 tokens were not computed but filled, by vLLM's "
-        "DecodeBenchConnector; llama.cpp computes them, up to 8192 tokens."
+        "`llama-bench` with one prompt of 16 tokens." + filled
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import checkpoint, draw, machine, pages, peer, results
-from tests.benchmarks.engine_cases import CHOICES, SHAPES
+from tests.benchmarks.engine_cases import CHOICES, FILLED, SHAPES
 from tests.benchmarks.limits import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +160,7 @@ def begun(chosen: dict[str, Contestant], options: argparse.Namespace, file: Path
         "machine": machine.facts(),
         "shape": options.shape,
         "cases": options.cases,
+        "filled_above": FILLED,
         "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
         "failures": {},
         "turns": [],
