@@ -1,57 +1,60 @@
 """What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine]``.
 
 copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host. engine: Qwen3-0.6B's
-shape with random weights; seconds to the first token of a prompt that is computed, that comes from the host tier, and
-that comes from the tier behind it; and seconds for prompts that never come back, without a connector and with each.
-Each engine runs in a process of its own, in turns. Any interpreter with vLLM and npu-kvconnector will do.
+shape with random weights. One engine computes prompts and stores them in the host tier and in every tier behind it;
+then one with each tier alone finds them there (fs is vLLM's own; remote is a Valkey on this host). Beside that: prompts
+that never come back, and the time between tokens of a request while the prompt of another is loaded, without a connector
+and with each tier. Each engine is a process of its own. ``--quick``: one round.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import QWEN3_06B
+from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, in_a_process, not_long
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
-NEW_PROMPTS, NEW_TOKENS, NEW_ANSWER = 8, 256, 16
-REPEATS = 3
+TIERS = ("fs", "durable", "remote")
+PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
+"""Of the guard: a prompt of 32,768 tokens is one load of 3.8 GB."""
 
 
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kvconnector", description=__doc__)
     parser.add_argument("parts", nargs="*", help="copy, engine (default: both)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192], help="of prompts, in tokens")
-    parser.add_argument("--rounds", type=int, default=2, help="engines of each kind (default 2)")
-    parser.add_argument("--tiers", nargs="*", default=["fs", "durable"], help="types of tier behind the host's")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
+    parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
+    parser.add_argument("--quick", action="store_true", help="one engine of each kind")
+    parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=TIERS, help="behind the host's")
     parser.add_argument("--layers", type=int, default=QWEN3_06B["num_hidden_layers"], help="fewer for a trial")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print("RESULT " + json.dumps(run_engine(**json.loads(options.one))))
-        return
+    options.rounds = 1 if options.quick else options.rounds
     parts = options.parts or ["copy", "engine"]
     if not {*parts} <= {"copy", "engine"}:
         parser.error(f"parts are copy and engine, not {' '.join(parts)}")
-    print(f"Machine: {machine()}")
+    print(f"Machine: {machine()}", flush=True)
     if "copy" in parts:
-        print(f"\n### Between device and host tier\n\n{copies()}")
+        print(f"\n### Between device and host tier\n\n{copies()}", flush=True)
     if "engine" in parts:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # a disk, where /tmp may be memory
-            print(f"\n### In an engine\n\n{engines(Path(folder), options)}")
+        place = Path.cwd() / ".nox"  # a disk, where /tmp may be memory
+        place.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            Contest(Path(folder), options).run()
 
 
 def copies() -> str:
@@ -112,7 +115,7 @@ def finished(worker: Any, submit: Any, source: Any, target: Any) -> None:
     assert ended.success
 
 
-def best(call: Any) -> float:
+def best(call: Callable[[], object]) -> float:
     """Return the least seconds of several calls, after one to warm up."""
     times = []
     for _ in range(6):
@@ -122,94 +125,119 @@ def best(call: Any) -> float:
     return min(times[1:])
 
 
-def engines(folder: Path, options: argparse.Namespace) -> str:
-    """Return a table of a contestant a row: none, host, and host with each tier behind it."""
-    write_model(folder / "model", QWEN3_06B | {"num_hidden_layers": options.layers})
-    contestants: dict[str, list[dict[str, Any]] | None] = {"none": None, "host": []}
-    for tier in options.tiers:
-        place = {"root_dir": str(folder / tier)} if tier == "fs" else {"path": str(folder / tier), "bytes": 8 << 30}
-        contestants[f"host and {tier}"] = [{"type": tier, **place}]
-    results: dict[str, list[dict[str, list[float]]]] = {name: [] for name in contestants}
-    for number in range(options.rounds):
-        for name in abba(list(contestants), number):
-            asked = {
-                "model": str(folder / "model"),
-                "tiers": contestants[name],
-                "lengths": options.lengths,
-                "seed": number * len(contestants) + list(contestants).index(name),
-            }
-            results[name].append(in_a_process(asked))
-    cases = list(dict.fromkeys(case for runs in results.values() for run in runs for case in run))
-    rows = [f"| seconds | {' | '.join(contestants)} |", "|---" * (len(contestants) + 1) + "|"]
-    for case in cases:
-        figures = []
-        for name in contestants:
-            found = [seconds for run in results[name] for seconds in run.get(case, [])]
-            figures.append(f"{statistics.median(found):.3f}" if found else "")
-        rows.append(f"| {case} | {' | '.join(figures)} |")
-    return "\n".join(rows)
+class Contest:
+    """The engines of one run: which tiers they have, what was measured, and the tables of it."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        """Make the model; the tiers lie below ``folder``."""
+        self.folder, self.lengths, self.rounds = folder, sorted(options.lengths), options.rounds
+        shape = QWEN3_06B | {"num_hidden_layers": options.layers}
+        write_model(folder / "model", shape)
+        # keys and values in bfloat16
+        self.token_bytes = options.layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
+        self.tiers = {name: self._tier(name) for name in options.tiers}
+        self.results: dict[str, list[dict[str, list[Any]]]] = {}
+
+    def run(self) -> None:
+        """Run every engine and print the tables."""
+        self._measure("all", list(self.tiers.values()), self.lengths, ["computed", "host"], seed=0)
+        # Without a connector the longest is not computed again: that is minutes.
+        short = not_long(self.lengths)
+        turns = ["none", "host", *self.tiers]
+        for number in range(self.rounds):
+            for name in abba(turns, number):
+                seed = 1 + number * len(turns) + turns.index(name)
+                if name == "none":
+                    self._measure(name, None, short, ["new", "computed"], seed)
+                elif name == "host":
+                    self._measure(name, [], short[-1:], ["new", "gaps"], seed)
+                else:
+                    self._measure(name, [self.tiers[name]], self.lengths, ["new", "tier", "gaps"], seed)
+        print(f"\n### Seconds to the first token\n\n{self._first_tokens()}")
+        print(f"\n### What others notice\n\n{self._costs()}")
+
+    def _tier(self, name: str) -> dict[str, Any]:
+        """Return a tier's options; with the remote one its store is started."""
+        place = self.folder / name
+        size = int(2 * sum(self.lengths) * self.token_bytes) + 2**30
+        if name == "fs":
+            return {"type": "fs", "root_dir": str(place)}
+        if name == "durable":
+            return {"type": "durable", "path": str(place), "bytes": size}
+        from tests.support.stores import ValkeyServer
+
+        place.mkdir()
+        store = ValkeyServer(place)
+        store.start()  # it is killed when this process ends
+        patient = {"deadline": 120.0, "lookup_deadline": 10.0, "pending_bytes": size}
+        return {"type": "remote", "url": store.url, **patient}
+
+    def _measure(
+        self, name: str, tiers: list[dict[str, Any]] | None, lengths: list[int], parts: list[str], seed: int
+    ) -> None:
+        """Run an engine and keep what it has measured."""
+        began = time.monotonic()
+        longest = max(lengths)
+        # the device's cache, and all that waits for the tiers behind
+        host = (longest + 4096) * self.token_bytes
+        extra = {"cpu_bytes_to_use": host, "secondary_tiers": tiers, "guard": PATIENT}
+        found = in_a_process(
+            model=str(self.folder / "model"),
+            extra=None if tiers is None else extra,
+            lengths=lengths,
+            longest=longest,
+            block_bytes=self.token_bytes,
+            seed=seed,
+            parts=parts,
+        )
+        self.results.setdefault(name, []).append(found)
+        print(f"{name}: {', '.join(parts)} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    def _all(self, name: str, case: str) -> list[Any]:
+        return [one for run in self.results.get(name, []) for one in run.get(case, [])]
+
+    def _first_tokens(self) -> str:
+        columns = ["computed", "host", *self.tiers]
+        rows = [f"| prompt, tokens | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        for length in self.lengths:
+            case = f"computed {length}"
+            computed = statistics.median(self._all("none", case) or self._all("all", case))
+            figures = [f"{computed:.3f}", hits(self._all("all", f"host {length}"), computed)]
+            figures += [hits(self._all(name, f"tier {length}"), computed) for name in self.tiers]
+            rows.append(f"| {length} | {' | '.join(figures)} |")
+        computing = "with the connector" if len(self._all("none", f"computed {self.lengths[-1]}")) == 0 else "without"
+        rows += [
+            "",
+            f"Medians; in brackets how many times faster than computing. The longest was computed {computing}.",
+        ]
+        return "\n".join(rows)
+
+    def _costs(self) -> str:
+        work = NEW_PROMPTS * (NEW_TOKENS + NEW_ANSWER)
+        new = f"{NEW_PROMPTS} new prompts of {NEW_TOKENS} tokens, {NEW_ANSWER} more each: tokens/s"
+        gaps = "ms between tokens alone | while a prompt is loaded | times | longest"
+        rows = [f"| tiers | {new} | of none | {gaps} |", "|---" * 7 + "|"]
+        none = statistics.median(self._all("none", "new"))
+        for name in ("none", "host", *self.tiers):
+            seconds = statistics.median(self._all(name, "new"))
+            cells = [name if name in {"none", "host"} else f"host, {name}"]
+            cells += [f"{work / seconds:.0f}", f"{none / seconds:.3f}"]
+            quiet, loading = self._all(name, "quiet"), self._all(name, "loading")
+            if quiet and loading:
+                alone, beside = statistics.mean(quiet) * 1000, statistics.mean(loading) * 1000
+                cells += [f"{alone:.1f}", f"{beside:.1f} (of {len(loading)})", f"{beside / alone:.2f}"]
+                cells += [f"{max(loading) * 1000:.1f}"]
+            rows.append(f"| {' | '.join(cells + [''] * (7 - len(cells)))} |")
+        return "\n".join(rows)
 
 
-def in_a_process(asked: dict[str, Any]) -> dict[str, list[float]]:
-    """Run one engine; return the seconds of each case."""
-    command = [sys.executable, "-m", "tests.benchmarks.kvconnector", "--one", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not results:
-        msg = f"an engine failed: {(done.stdout + done.stderr)[-3000:]}"
-        raise RuntimeError(msg)
-    return json.loads(results[-1].removeprefix("RESULT "))
-
-
-def run_engine(model: str, tiers: list[dict[str, Any]] | None, lengths: list[int], seed: int) -> dict[str, list[float]]:
-    """Measure one engine: new prompts first, then prompts that come back."""
-    from vllm import LLM, SamplingParams
-
-    transfer = {
-        "kv_connector": "NPUOffloadConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": "2GiB", "secondary_tiers": tiers or []},
-    }
-    llm = LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=max(lengths) + 64,
-        kv_cache_memory_bytes=2 << 30,
-        max_num_seqs=8,
-        **({} if tiers is None else {"kv_transfer_config": transfer}),
-    )
-    prompts = itertools.count(1000 * (seed + 1))
-
-    def ask(lengths: list[int], tokens: int, first: int | None = None) -> float:
-        import torch
-
-        asked = []
-        for length in lengths:
-            generator = torch.Generator().manual_seed(next(prompts) if first is None else first)
-            asked.append({"prompt_token_ids": torch.randint(3, 2000, (length,), generator=generator).tolist()})
-        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
-        began = time.perf_counter()
-        llm.generate(asked, sampling, use_tqdm=False)
-        return time.perf_counter() - began
-
-    ask([NEW_TOKENS] * NEW_PROMPTS, NEW_ANSWER)  # warm
-    case = f"{NEW_PROMPTS} new prompts of {NEW_TOKENS} tokens, {NEW_ANSWER} more each"
-    found = {case: [ask([NEW_TOKENS] * NEW_PROMPTS, NEW_ANSWER) for _ in range(REPEATS)]}
-    for length in lengths:
-        first = next(prompts)
-        found[f"{length} tokens, computed"] = [ask([length], 1, first)]
-        if tiers is None:
-            continue
-        for name, with_host in (("host", False), *([("the tier behind", True)] if tiers else [])):
-            times = []
-            for _ in range(REPEATS):
-                time.sleep(1.0 if with_host else 0.2)  # what is stored is not in the way
-                ask([32], 1)
-                llm.reset_prefix_cache(reset_connector=with_host)
-                times.append(ask([length], 1, first))
-            found[f"{length} tokens, from {name}"] = times
-    return found
+def hits(found: list[tuple[float, float]], computed: float) -> str:
+    """Return the median, how many times it is faster, and the share of the prompt that was loaded if not nearly all."""
+    if not found:
+        return ""
+    seconds, share = statistics.median(one[0] for one in found), min(one[1] for one in found)
+    part = f", {share:.0%} loaded" if share < 0.97 else ""
+    return f"{seconds:.3f} ({computed / seconds:.1f}{part})"
 
 
 if __name__ == "__main__":
