@@ -139,6 +139,29 @@ def test_query_that_sees_nothing_gives_zeros(isa):
     assert (empty.run(torch.ops.npu_ops.paged_attention, *options())[0] == 0).all()
 
 
+@pytest.mark.parametrize("option", [options(), options(cap=5.0, sinks=torch.randn(4))], ids=["plain", "sinks"])
+def test_logs_of_sums(isa, dtype, option):
+    """Of the decode way, the flash way, and requests that are split over their keys; padding is left alone."""
+    batch = Batch([1, 40, 130, 1, 2, 1], [1, 100, 130, 5000, 0, 300], dtype=dtype)
+    found, expected = (torch.full((batch.query.shape[0], 4), 7.0) for _ in range(2))
+    batch.run(torch.ops.npu_ops.paged_attention, *option, found)
+    batch.run(REFERENCE.paged_attention.reference, *option, expected)
+    torch.testing.assert_close(found, expected, atol=1e-4 if dtype is torch.float32 else 1e-2, rtol=0)
+
+
+def test_parts_over_other_keys_are_joined_by_the_logs_of_their_sums(isa):
+    """As ranks of context parallelism do, each of which holds some of the keys."""
+    batch = Batch([3], [64], size=32, block_size=16)
+    whole = batch.run(torch.ops.npu_ops.paged_attention, *options(causal=False))
+    halves, logs, tables = [], [], batch.table.split(2, dim=1)
+    for table in tables:
+        batch.table, batch.lengths = table.contiguous(), torch.tensor([32], dtype=torch.int32)
+        logs.append(torch.empty(3, 4))
+        halves.append(batch.run(torch.ops.npu_ops.paged_attention, *options(causal=False), logs[-1]))
+    weights = torch.stack(logs).softmax(0)[..., None]
+    torch.testing.assert_close((torch.stack(halves) * weights).sum(0), whole, atol=1e-5, rtol=0)
+
+
 def test_flat_query_and_output(isa):
     batch = Batch(*MIXED)
     expected = batch.run(REFERENCE.paged_attention.reference, *options())

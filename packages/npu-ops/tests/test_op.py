@@ -303,6 +303,7 @@ CASES = {
         0.0,
         None,
         None,
+        torch.zeros(4, 2),
     ),
 }
 

@@ -11,7 +11,7 @@ struct Options {
   bool causal;
   int64_t window_left, window_right;
   double soft_cap;
-  const std::optional<Tensor>&alibi_slopes, &sinks;
+  const std::optional<Tensor>&alibi_slopes, &sinks, &lse;
 };
 
 // [tokens, heads, size] or [tokens, heads * size], the head's size known
@@ -61,6 +61,12 @@ AttentionParams common(const Tensor& output, const Tensor& query, const Tensor& 
     p.sinks = o.sinks->data_ptr();
     p.sinks_dtype = dtype_of(*o.sinks, "sinks");
   }
+  if (o.lse) {
+    NPU_CHECK(o.lse->scalar_type() == ScalarType::Float && o.lse->dim() == 2 && o.lse->size(0) == p.tokens && o.lse->size(1) == heads &&
+                  o.lse->is_contiguous(),
+              "attention: lse must be float32 [", p.tokens, ", ", heads, "].");
+    p.lse = static_cast<float*>(o.lse->data_ptr());
+  }
   return p;
 }
 
@@ -88,10 +94,10 @@ AttentionParams paged(const Tensor& output, const Tensor& query, const Tensor& k
 
 void paged_attention(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor query_start_loc,
                      Tensor seq_lens, double scale, bool causal, int64_t window_left, int64_t window_right, double soft_cap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> lse) {
   check_same_dtype(query, key_cache, "key_cache");
   const AttentionParams p = paged(output, query, key_cache, value_cache, block_table, query_start_loc, seq_lens,
-                                  {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+                                  {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks, lse});
   launch<attention_tiers>(query, "npu_ops::paged_attention", p);
 }
 
@@ -108,9 +114,10 @@ void check_scale(const Tensor& scale, const Tensor& cache, const char* name) {
 
 void paged_attention_quantized(Tensor output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor key_scale, Tensor value_scale,
                                Tensor block_table, Tensor query_start_loc, Tensor seq_lens, double scale, bool causal, int64_t window_left,
-                               int64_t window_right, double soft_cap, std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
+                               int64_t window_right, double soft_cap, std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks,
+                               std::optional<Tensor> lse) {
   AttentionParams p = paged(output, query, key_cache, value_cache, block_table, query_start_loc, seq_lens,
-                            {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+                            {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks, lse});
   const ScalarType code = key_cache.scalar_type();
   NPU_CHECK(code == ScalarType::Float8_e4m3fn || code == ScalarType::Char, "paged_attention_quantized: caches must be float8_e4m3fn or int8.");
   check_scale(key_scale, key_cache, "key_scale");
@@ -130,12 +137,12 @@ void paged_attention_quantized(Tensor output, Tensor query, Tensor key_cache, Te
 
 void varlen_attention(Tensor output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, double scale, bool causal,
                       int64_t window_left, int64_t window_right, double soft_cap, std::optional<Tensor> alibi_slopes,
-                      std::optional<Tensor> sinks) {
+                      std::optional<Tensor> sinks, std::optional<Tensor> lse) {
   NPU_CHECK(key.dim() == 3 && value.dim() == 3 && key.size(1) == value.size(1), "varlen_attention: key and value must be [tokens, heads, size].");
   check_same_dtype(query, key, "key");
   check_same_dtype(query, value, "value");
   AttentionParams p = common(output, query, query_start_loc, key.size(2), value.size(2), key.size(1),
-                             {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks});
+                             {scale, causal, window_left, window_right, soft_cap, alibi_slopes, sinks, lse});
   const Heads k = heads_of(key, p.kv_heads, p.head_size, "key"), v = heads_of(value, p.kv_heads, p.value_size, "value");
   p.block_size = 1;
   p.key = k.data, p.key_token = k.token, p.key_head = k.head;

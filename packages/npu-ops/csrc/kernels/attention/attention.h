@@ -26,6 +26,7 @@ struct AttentionParams {
   int64_t window_left, window_right;  // negative: unlimited
   const float* alibi_slopes;          // [query_heads] or null
   const void* sinks;                  // [query_heads] or null
+  float* lse;  // [tokens, query_heads] or null: log of the sum that a row is divided by, a sink's part of it included
   Dtype dtype, sinks_dtype;
   // Codes of keys and values other than dtype, each times its scale: by KV head and, if token_scales, by block and token.
   Code code;

@@ -1,7 +1,8 @@
 """Attention over a paged cache or over plain keys.
 
-Both ops write `output`. The references are plain loops in float32: what the kernels must equal, not what anybody
-should run.
+The ops write `output`, and `lse` where it is given: by it parts of one attention, each over other keys, are joined
+(flash decoding, Dao et al. 2023). The references are plain loops in float32: what the kernels must equal, not what
+anybody should run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from npu_ops.op import define
 @define(
     "paged_attention(Tensor(a!) output, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
     "Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, int window_left, int window_right, "
-    "float soft_cap, Tensor? alibi_slopes, Tensor? sinks) -> ()"
+    "float soft_cap, Tensor? alibi_slopes, Tensor? sinks, Tensor(b!)? lse=None) -> ()"
 )
 def paged_attention(
     output: Tensor,
@@ -34,6 +35,7 @@ def paged_attention(
     soft_cap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    lse: Tensor | None = None,
 ) -> None:
     """Decode, chunked prefill and mixed batches in one op.
 
@@ -43,8 +45,9 @@ def paged_attention(
     seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not visible.
     soft_cap: 0, or
     cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks: [Hq], a logit that only
-    enters the sum.
-    Requests with seq_len <= 0 or without queries leave their rows as they are; a query that sees no key gives zeros.
+    enters the sum. lse: float32 [T, Hq], the log of each row's sum of exp(logit), the sink included.
+    Requests with seq_len <= 0 or without queries leave their rows as they are; a query that sees no key gives zeros,
+    and a sum of log -inf.
     """
     out, q = _heads(output, value_cache.shape[3]), _heads(query, key_cache.shape[3])
     block_size = key_cache.shape[2]
@@ -57,14 +60,16 @@ def paged_attention(
         k = key_cache[blocks].transpose(1, 2).flatten(0, 1)[:keys]
         v = value_cache[blocks].transpose(1, 2).flatten(0, 1)[:keys]
         mask = _visible(end - start, keys, causal, window_left, window_right, q.device)
-        out[start:end] = _attend(q[start:end], k, v, scale, mask, soft_cap, alibi_slopes, sinks)
+        out[start:end], sums = _attend(q[start:end], k, v, scale, mask, soft_cap, alibi_slopes, sinks)
+        if lse is not None:
+            lse[start:end] = sums
 
 
 @define(
     "paged_attention_quantized(Tensor(a!) output, Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor key_scale, Tensor value_scale, Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
     "float scale, bool causal, int window_left, int window_right, float soft_cap, Tensor? alibi_slopes, "
-    "Tensor? sinks) -> ()"
+    "Tensor? sinks, Tensor(b!)? lse=None) -> ()"
 )
 def paged_attention_quantized(
     output: Tensor,
@@ -83,6 +88,7 @@ def paged_attention_quantized(
     soft_cap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    lse: Tensor | None = None,
 ) -> None:
     """paged_attention over caches of 8-bit codes: float8_e4m3fn or int8, each times its scale.
 
@@ -105,6 +111,7 @@ def paged_attention_quantized(
         soft_cap,
         alibi_slopes,
         sinks,
+        lse,
     )
     output.copy_(out)
 
@@ -119,7 +126,8 @@ def dequantized(cache: Tensor, scale: Tensor) -> Tensor:
 
 @define(
     "varlen_attention(Tensor(a!) output, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, float scale, "
-    "bool causal, int window_left, int window_right, float soft_cap, Tensor? alibi_slopes, Tensor? sinks) -> ()"
+    "bool causal, int window_left, int window_right, float soft_cap, Tensor? alibi_slopes, Tensor? sinks, "
+    "Tensor(b!)? lse=None) -> ()"
 )
 def varlen_attention(
     output: Tensor,
@@ -134,6 +142,7 @@ def varlen_attention(
     soft_cap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    lse: Tensor | None = None,
 ) -> None:
     """Attention of each sequence to itself, without a cache (encoders).
 
@@ -145,9 +154,11 @@ def varlen_attention(
         end = min(next_start, q.shape[0])
         if end > start:
             mask = _visible(end - start, end - start, causal, window_left, window_right, q.device)
-            out[start:end] = _attend(
+            out[start:end], sums = _attend(
                 q[start:end], key[start:end], value[start:end], scale, mask, soft_cap, alibi_slopes, sinks
             )
+            if lse is not None:
+                lse[start:end] = sums
 
 
 def _heads(x: Tensor, size: int) -> Tensor:
@@ -176,8 +187,11 @@ def _attend(
     soft_cap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
-) -> Tensor:
-    """q: [Q, Hq, D], k, v: [K, Hkv, D(v)], mask: [Q, K]. Returns [Q, Hq, Dv] in q's dtype; all sums in float32."""
+) -> tuple[Tensor, Tensor]:
+    """q: [Q, Hq, D], k, v: [K, Hkv, D(v)], mask: [Q, K]. Returns [Q, Hq, Dv] in q's dtype; all sums in float32.
+
+    And the logs of the sums, [Q, Hq].
+    """
     group = q.shape[1] // k.shape[1]
     k32, v32 = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q.float(), k32) * scale
@@ -193,4 +207,5 @@ def _attend(
     if sinks is not None:
         logits = torch.cat([logits, sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)], dim=-1)
     weights = torch.softmax(logits, dim=-1).nan_to_num(0.0) if not mask.any(-1).all() else torch.softmax(logits, dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], v32).to(q.dtype)
+    attended = torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], v32).to(q.dtype)
+    return attended, torch.logsumexp(logits, dim=-1).t()
