@@ -1,6 +1,7 @@
 #include "distributed/process_group.h"
 
 #include <memory>
+#include <numeric>
 
 #include "aten/alias.h"
 #include "distributed/reduce.h"
@@ -106,6 +107,37 @@ struct OneGather {
   std::vector<Bytes> outputs;
   std::vector<size_t> sizes;
 };
+
+// What is for each rank, or from it: where, and how many bytes.
+struct RankParts {
+  std::vector<Bytes> parts;
+  std::vector<size_t> sizes;
+};
+
+RankParts parts_of_list(const Tensors& tensors) {
+  RankParts of;
+  for (const Tensor& tensor : tensors) {
+    of.parts.push_back(bytes_of(tensor));
+    of.sizes.push_back(tensor.nbytes());
+  }
+  return of;
+}
+
+// The ranks' rows of a tensor, one after the other: `counts` of them, or as many for each where that is empty.
+RankParts rows_of(const char* name, const Tensor& tensor, const std::vector<int64_t>& counts, int ranks) {
+  const int64_t rows = tensor.dim() ? tensor.size(0) : 0;
+  const std::vector<int64_t> each = counts.empty() ? std::vector<int64_t>(size_t(ranks), rows / ranks) : counts;
+  TORCH_CHECK_VALUE(int(each.size()) == ranks && std::accumulate(each.begin(), each.end(), int64_t(0)) == rows, "npuccl: ", name,
+                    " needs a number of rows for each of ", ranks, " ranks, ", rows, " in all, not ", c10::IntArrayRef(each), ".");
+  RankParts of;
+  Bytes at = bytes_of(tensor);
+  for (int64_t count : each) {
+    of.parts.push_back(at);
+    of.sizes.push_back(rows ? tensor.nbytes() / size_t(rows) * size_t(count) : 0);
+    at += of.sizes.back();
+  }
+  return of;
+}
 
 // What all_gather does for several inputs: outputs[i][r] takes input i of rank r.
 auto gathering(const Tensors& inputs, const TensorLists& outputs) {
@@ -313,23 +345,33 @@ class ProcessGroup final : public Backend {
     return on_host(name, {}, [for_host](Backend& host) { return host.barrier(for_host); });
   }
 
-  // ---- by the host's backend: rank by rank, or of sizes that only some ranks know ----
-
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
                         const AllToAllOptions& options) override {
-    check_contiguous("all_to_all_single", {output, input});
-    return on_host("all_to_all_single", {output},
-                   [o = owning_alias(output), i = owning_alias(input), output_sizes, input_sizes, options](Backend& host) mutable {
-                     return host.alltoall_base(o, i, output_sizes, input_sizes, options);
-                   });
+    static constexpr const char* name = "all_to_all_single";
+    check_contiguous(name, {output, input});
+    if (!group_) {
+      return on_host(name, {output},
+                     [o = owning_alias(output), i = owning_alias(input), output_sizes, input_sizes, options](Backend& host) mutable {
+                       return host.alltoall_base(o, i, output_sizes, input_sizes, options);
+                     });
+    }
+    return all_to_all(name, options, {output, input}, {output}, rows_of(name, output, output_sizes, getSize()),
+                      rows_of(name, input, input_sizes, getSize()));
   }
-  // gloo has none of its own: made of sends and receives.
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions&) override {
-    check_contiguous("all_to_all", joined(outputs, inputs));
-    return on_host("all_to_all", outputs,
-                   [o = owning_aliases(outputs), i = owning_aliases(inputs), rank = getRank(), health = health_](
-                       Backend& host) mutable { return exchange(host, o, i, rank, health); });
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) override {
+    static constexpr const char* name = "all_to_all";
+    check_contiguous(name, joined(outputs, inputs));
+    for (const Tensors& parts : {outputs, inputs}) check_parts(name, inputs.at(0), parts, getSize(), /*uneven=*/true);
+    if (!group_) {  // gloo has none of its own: made of sends and receives
+      return on_host(name, outputs,
+                     [o = owning_aliases(outputs), i = owning_aliases(inputs), rank = getRank(), health = health_](
+                         Backend& host) mutable { return exchange(host, o, i, rank, health); });
+    }
+    return all_to_all(name, options, joined(outputs, inputs), outputs, parts_of_list(outputs), parts_of_list(inputs));
   }
+
+  // ---- by the host's backend: rank by rank ----
+
   WorkPtr send(Tensors& tensors, int target, int tag) override {
     check_contiguous("send", tensors);
     return on_host("send", tensors, [a = owning_aliases(tensors), target, tag](Backend& host) mutable {
@@ -408,6 +450,14 @@ class ProcessGroup final : public Backend {
     }
     return shared(name, options, joined(inputs, outputs), outputs, [all = std::move(all)](const SharedCall& call) {
       for (const One& one : all) shared_reduce_scatter(call, one.what, one.inputs, one.output);
+    });
+  }
+
+  WorkPtr all_to_all(const char* name, const AllToAllOptions& options, const Tensors& tensors, const Tensors& outputs,
+                     RankParts taken, RankParts given) {
+    return shared(name, options, tensors, outputs, [taken = std::move(taken), given = std::move(given)](const SharedCall& call) {
+      const std::vector<ConstBytes> inputs(given.parts.begin(), given.parts.end());
+      shared_all_to_all(call, inputs, given.sizes, taken.parts, taken.sizes);
     });
   }
 

@@ -1,9 +1,11 @@
 #include "distributed/shared_collectives.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "distributed/reduce.h"
 
@@ -48,10 +50,34 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 
 size_t slot_elements(const Reduction& what) { return SharedSegment::kSlotBytes / c10::elementSize(what.dtype); }
 
+// From so many bytes on, three ranks or more each sum a part for all of them: one would read all that the others have.
+constexpr size_t kBytesInParts = size_t(32) << 10;
+
+// A reduce-scatter and an all-gather. Each part is summed by one rank, in the order of the ranks, as in one exchange.
+void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes data) {
+  const size_t item = c10::elementSize(what.dtype), ranks = size_t(call.segment.size()), own = size_t(call.segment.rank());
+  const ExchangeLabel label = label_of(call, what);
+  in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
+    const size_t share = (end - begin + ranks - 1) / ranks;
+    auto first = [&](size_t rank) { return std::min(rank * share, end - begin) * item; };
+    const Bytes piece = data + begin * item;
+    copy_bytes(call.segment.begin(call.deadline), piece, (end - begin) * item);
+    call.segment.arrive(label);
+    const size_t bytes = first(own + 1) - first(own);
+    reduce(what.dtype, what.op, await_all(call, first(own)), piece + first(own), int64_t(bytes / item));
+    copy_bytes(call.segment.begin(call.deadline), piece + first(own), bytes);
+    call.segment.arrive(label);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (rank != own) copy_bytes(piece + first(rank), call.segment.await(int(rank), call.deadline), first(rank + 1) - first(rank));
+    }
+  });
+}
+
 }  // namespace
 
 void shared_all_reduce(const SharedCall& call, const Reduction& what, Bytes data) {
   const size_t item = c10::elementSize(what.dtype);
+  if (call.segment.size() > 2 && size_t(what.count) * item >= kBytesInParts) return all_reduce_in_parts(call, what, data);
   const ExchangeLabel label = label_of(call, what);
   in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
     copy_bytes(call.segment.begin(call.deadline), data + begin * item, (end - begin) * item);
@@ -129,6 +155,35 @@ void shared_scatter(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, By
     for (size_t rank = 0; rank < inputs.size(); ++rank) copy_bytes(slot + rank * step, inputs[rank] + begin, end - begin);
     call.segment.arrive(label);
     copy_bytes(output + begin, call.segment.await(root, call.deadline) + size_t(call.segment.rank()) * step, end - begin);
+  });
+}
+
+void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, c10::ArrayRef<size_t> given, c10::ArrayRef<Bytes> outputs,
+                       c10::ArrayRef<size_t> taken) {
+  const size_t ranks = inputs.size(), own = size_t(call.segment.rank());
+  const ExchangeLabel label = label_of(call, 0);
+  // The sizes first: a rank knows its own only, and all must make as many exchanges as the longest part needs.
+  copy_bytes(call.segment.begin(call.deadline), given.data(), ranks * sizeof(size_t));
+  call.segment.arrive(label);
+  size_t longest = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    std::vector<size_t> theirs(ranks);
+    copy_bytes(theirs.data(), call.segment.await(int(rank), call.deadline), ranks * sizeof(size_t));
+    TORCH_CHECK(theirs[own] == taken[rank], "npuccl: ", call.name, ": rank ", rank, " has ", theirs[own], " bytes for rank ", own,
+                ", which expects ", taken[rank], ".");
+    longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
+  }
+  const size_t step = SharedSegment::kSlotBytes / ranks;
+  in_pieces(longest, step, [&](size_t begin, size_t end) {
+    auto from = [&](size_t size) { return std::min(begin, size); };
+    auto length = [&](size_t size) { return std::min(end, size) - from(size); };
+    Bytes slot = call.segment.begin(call.deadline);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_bytes(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
+    call.segment.arrive(label);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      ConstBytes theirs = call.segment.await(int(rank), call.deadline) + own * step;
+      copy_bytes(outputs[rank] + from(taken[rank]), theirs, length(taken[rank]));
+    }
   });
 }
 

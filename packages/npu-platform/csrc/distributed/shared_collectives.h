@@ -37,6 +37,9 @@ void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root
 void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, c10::ArrayRef<size_t> sizes);
 void shared_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, size_t bytes, int root);
 void shared_scatter(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, Bytes output, size_t bytes, int root);
+// inputs[r], `given[r]` bytes, are for rank r, and outputs[r] takes the `taken[r]` bytes that rank r has for this one.
+void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, c10::ArrayRef<size_t> given, c10::ArrayRef<Bytes> outputs,
+                       c10::ArrayRef<size_t> taken);
 void shared_barrier(const SharedCall& call);
 
 }  // namespace npu

@@ -95,6 +95,21 @@ def gather_scatter(seed, count, dtype, op, root):
     dist.scatter(x, [each.to("npu") for each in inputs] if rank == root else None, src=root)
     check(x, inputs[rank])
     dist.group.WORLD._get_backend(torch.device("npu")).barrier(dist.BarrierOptions()).wait()
+
+def all_to_all(seed, count, dtype, op, root):
+    # Rank r has a part of its own length for each other rank, some of them empty.
+    length = lambda one, other: max(0, count - 13 * (one + 2 * other))
+    inputs = [each.split([length(r, other) for other in range(size)])
+              for r, each in enumerate(inputs_of(seed, count * size, dtype)) for each in [each[:sum(length(r, o) for o in range(size))]]]
+    mine = [part.to("npu") for part in inputs[rank]]
+    expected = [each[rank] for each in inputs]
+    parts = [torch.empty_like(each, device="npu") for each in expected]
+    work = dist.all_to_all(parts, mine, async_op=seed % 3 == 0)
+    if work: work.wait()
+    for part, each in zip(parts, expected, strict=True): check(part, each)
+    out = torch.empty(sum(map(len, expected)), dtype=dtype, device="npu")
+    dist.all_to_all_single(out, torch.cat(mine), [*map(len, expected)], [*map(len, mine)])
+    check(out, torch.cat(expected))
 """
 
 FLOATS = ["float32", "float64", "bfloat16", "float16"]
@@ -120,7 +135,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    "collective", ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather_scatter"]
+    "collective", ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather_scatter", "all_to_all"]
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES, count=COUNTS, seed=st.integers(0, 1000), root=st.integers(0, 1))
