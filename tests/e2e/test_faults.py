@@ -7,28 +7,21 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from tests.support import faults_page
+from tests.support.clients import ask_until_it_fails, health, process_of
 from tests.support.environments import ROOT
 from tests.support.faults_page import EVENT, FAULTS, PATIENCE, STATUS
-from tests.support.server import LONG, metric, serve_demo, until
+from tests.support.server import metric, serve_demo, until
 from tests.support.vital_signs import shared_memory
 
 if TYPE_CHECKING:
     from npu_platform.demo.server import Server
 
 CLIENTS = 8  # half of them stream
-
-
-class Answer(NamedTuple):
-    """What a client got: the status, None where there was no connection any more, and the text."""
-
-    status: int | None
-    text: str
 
 
 @pytest.mark.parametrize(
@@ -73,42 +66,3 @@ def fails_in_the_open(server: Server, kill: str = "") -> None:
     # vLLM 0.32's API server ends with 0, as if it had been asked to: the log and /health tell of the error.
     assert server.exit_code == 0, server.log_tail()
     assert "EngineDeadError" in server.log.read_text(errors="replace")
-
-
-def ask_until_it_fails(server: Server, *, stream: bool) -> Answer:
-    """Return the first answer that is none."""
-    while True:
-        answer = ask(server, stream=stream)
-        if answer.status != httpx.codes.OK or EVENT in answer.text[-300:]:
-            return answer
-
-
-def ask(server: Server, *, stream: bool) -> Answer:
-    """Ask for a long answer and return what came."""
-    body = {"model": server.name, "stream": stream, **LONG}
-    text, status = "", None
-    try:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
-            status = answer.status_code
-            for piece in answer.iter_text():
-                text += piece
-    except httpx.HTTPError as error:
-        return Answer(None, f"{text}\n{error!r}")
-    return Answer(status, text)
-
-
-def health(server: Server) -> int | None:
-    """Return the status of /health; None where nobody answers."""
-    try:
-        return httpx.get(f"{server.url}/health", timeout=5, trust_env=False).status_code
-    except httpx.HTTPError:
-        return None
-
-
-def process_of(server: Server, name: str) -> int:
-    """Return the server's process whose title has this name."""
-    for pid in server.processes_alive():
-        if name in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid
-    msg = f"no process {name} among {server.processes_alive()}"
-    raise AssertionError(msg)

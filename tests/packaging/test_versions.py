@@ -29,6 +29,7 @@ EXTRAS = {
         "vllm": {VLLM},
         "vision": {"torchvision<0.29,>=0.28"},
         "triton": {"triton<4,>=3.5"},
+        "ray": {"ray>=2.48"},
         "suffix": {"arctic-inference==0.1.1"},
         "ops": {f"npu-ops=={VERSION}"},
         "kvconnector": {f"npu-kvconnector=={VERSION}"},

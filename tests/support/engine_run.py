@@ -80,11 +80,12 @@ def run_scenarios(
 
 def main(scenario_file: str, result_file: str) -> None:
     """Run the scenarios."""
-    results = [_run(scenario) for scenario in json.loads(Path(scenario_file).read_text())]
+    results = [run_scenario(scenario) for scenario in json.loads(Path(scenario_file).read_text())]
     Path(result_file).write_text(json.dumps(results))
 
 
-def _run(scenario: dict[str, Any]) -> dict[str, Any]:
+def run_scenario(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Run one scenario in this process; returns the fields of :class:`EngineRun` but the log."""
     from vllm import LLM
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
@@ -156,13 +157,10 @@ def _generate(
     lora: list[str | None] | None = None,
     **media: list[int],
 ) -> list[dict[str, Any]]:
-    from vllm.lora.request import LoRARequest
-
     from tests.support.multimodal import prompt
 
     parameters = list(map(_parameters, sampling)) if isinstance(sampling, list) else _parameters(sampling)
-    # an adapter has one number in all rounds
-    requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
+    requests = [adapter_request(path) for path in lora or ()]
     inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]
     outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=requests or None)
     return [
@@ -173,6 +171,13 @@ def _generate(
         }
         for output in outputs
     ]
+
+
+def adapter_request(folder: str | None) -> Any:
+    """Return what asks for the adapter in a folder, which has one number in all rounds; None for none."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(folder, zlib.crc32(folder.encode()), folder) if folder else None
 
 
 def _parameters(sampling: dict[str, Any]) -> Any:

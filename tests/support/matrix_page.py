@@ -22,7 +22,7 @@ from tests.support.features import APART, DIMENSIONS, those_beside_the_baselines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["features_of", "text"]
+__all__ = ["circumstances", "features_of", "text"]
 
 _HEAD = """# Features together
 
@@ -57,7 +57,7 @@ bfloat16 as a multiple of the baseline's own noise.
 
 def text(results: list[dict[str, Any]]) -> str:
     """Return the page of the engines that passed."""
-    about = {"count": len(results), **_circumstances()}
+    about = {"count": len(results), **circumstances()}
     return "".join([_HEAD.format(**about), *_table(results), _AFTER, *_letters(), _NOISE, *_nearness(results)])
 
 
@@ -103,7 +103,8 @@ def _nearness(results: list[dict[str, Any]]) -> Iterator[str]:
             yield f"| {number} | {name} | {len(mine)} | {equal:.1%} | {distance:.2f} |\n"
 
 
-def _circumstances() -> dict[str, str]:
+def circumstances() -> dict[str, str]:
+    """Return when, of which commit, with which vLLM and on which processor a page is made."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -63,6 +63,23 @@ _OTHERS: tuple[Case, ...] = (
         _INVARIANT,
     ),
     Case({"model": "{mamba}", "mamba_ssm_cache_dtype": "float16"}, "leave out --mamba-ssm-cache-dtype", _INVARIANT),
+    Case(
+        {
+            "model": "{one-head}",
+            "tensor_parallel_size": 2,
+            "decode_context_parallel_size": 2,
+            "speculative_config": {"method": "draft_model", "model": "{one-head}", "num_speculative_tokens": 2},
+        },
+        "The cache of what drafts is not shared out",
+    ),
+    Case(
+        {"model": "{latent}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "Latent attention is not context-parallel on npu",
+    ),
+    Case(
+        {"model": "{hybrid}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "States are not shared out among context-parallel ranks",
+    ),
     Case({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED", by_engine=True),
     Case({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported", by_engine=True),
 )
@@ -150,6 +167,9 @@ _FOLDERS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda folder: models.tiny_llama(folder, num_hidden_layers=1),
     "mixture": mixture_of_experts,
     "mamba": models.tiny_mamba,
+    "one-head": lambda folder: models.tiny_llama(folder, num_hidden_layers=1, num_key_value_heads=1),
+    "latent": models.tiny_deepseek_v2,
+    "hybrid": lambda folder: models.tiny_granite_hybrid(folder, num_key_value_heads=1),
     "bert": models.tiny_bert,
     "llava": multimodal.tiny_llava,
     "qwen": multimodal.tiny_qwen2_5_vl,

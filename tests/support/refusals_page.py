@@ -31,6 +31,9 @@ met on npu first. `tests/integration/test_refusals.py` asks for all of them, and
 _KINDS = {
     "mixture": "a mixture of experts",
     "mamba": "Mamba",
+    "one-head": "a model with one KV head",
+    "latent": "latent attention",
+    "hybrid": "a hybrid with states",
     "bert": "an encoder",
     "llava": "a model that sees",
     "qwen": "a model that sees",
@@ -58,7 +61,11 @@ def _asked(case: Case) -> str:
             parts.insert(0, _KINDS[value.strip("{}")])
         else:
             written = "" if value is True else " " + (value if isinstance(value, str) else json.dumps(value))
-            parts.append(f"`--{name.replace('_', '-')}{written}`".replace("{llama}", "MODEL").replace("|", "\\|"))
+            parts.append(
+                f"`--{name.replace('_', '-')}{written}`".replace("{llama}", "MODEL")
+                .replace("{one-head}", "MODEL")
+                .replace("|", "\\|")
+            )
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.engine_run import adapter_request
 from tests.support.vllm_process import run_module
 
 
@@ -31,20 +32,30 @@ class ReplicasRun:
 
 
 def run_replicas(
-    folder: Path, model: Path, prompts: list[list[int]], *, offline: bool, new: int, replicas: int = 2, **engine: Any
+    folder: Path,
+    model: Path,
+    prompts: list[list[int]],
+    *,
+    offline: bool,
+    new: int,
+    replicas: int = 2,
+    devices: int | None = None,
+    lora: list[str | None] | None = None,
+    **engine: Any,
 ) -> ReplicasRun:
-    """Answer `prompts` in turn by the `replicas`, each on a software NPU of its own, greedily with `new` tokens.
+    """Answer `prompts` in turn by the `replicas`, on `devices` software NPUs in all, greedily with `new` tokens.
 
     `offline`: a ``vllm.LLM`` in a process each, as in vLLM's example; otherwise one asynchronous engine, which servers
-    use, starts all of them.
+    use, starts all of them. `lora`: the folder of each prompt's adapter, not offline.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scenario, result = folder / "scenario.json", folder / "result.json"
     engine = {"model": str(model), "skip_tokenizer_init": True, **engine}
     said = {"offline": offline, "engine": engine, "replicas": replicas, "prompts": prompts, "new": new}
+    said |= {} if lora is None else {"lora": lora}
     scenario.write_text(json.dumps(said))
     environ = {
-        "NPU_SIMULATOR_DEVICES": str(replicas),
+        "NPU_SIMULATOR_DEVICES": str(devices or replicas),
         "NPU_SIMULATOR_MEMORY": "2GiB",
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     }
@@ -67,14 +78,20 @@ def _sampling(new: int) -> Any:
     return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, detokenize=False)
 
 
-def _serve(engine: dict[str, Any], replicas: int, prompts: list[list[int]], new: int) -> list[list[int]]:
+def _serve(
+    engine: dict[str, Any],
+    replicas: int,
+    prompts: list[list[int]],
+    new: int,
+    lora: list[str | None] | None = None,
+) -> list[list[int]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     async def answer(llm: AsyncLLM, number: int) -> list[int]:
-        prompt = {"prompt_token_ids": prompts[number]}
-        rank = number % replicas
-        async for output in llm.generate(prompt, _sampling(new), f"request-{number}", data_parallel_rank=rank):
+        prompt, adapter = {"prompt_token_ids": prompts[number]}, lora[number] if lora else None
+        options = {"data_parallel_rank": number % replicas, "lora_request": adapter_request(adapter)}
+        async for output in llm.generate(prompt, _sampling(new), f"request-{number}", **options):
             last = output
         return list(last.outputs[0].token_ids)
 

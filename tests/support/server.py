@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LONG", "PATIENCE", "Load", "metric", "serve", "serve_demo", "until"]
+__all__ = ["LONG", "PATIENCE", "READY_TIMEOUT", "Load", "metric", "serve", "serve_demo", "until"]
 
 READY_TIMEOUT = 300.0
 

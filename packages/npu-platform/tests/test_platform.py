@@ -167,3 +167,10 @@ def test_quantisation_needs_a_registered_kernel(monkeypatch: pytest.MonkeyPatch)
     NPUPlatform.verify_quantization("auto_awq")
     with pytest.raises(UnsupportedFeatureError, match="no kernels for modelopt_fp4 checkpoints: quantise with one of"):
         NPUPlatform.verify_quantization("modelopt_fp4")
+
+
+def test_devices_of_two_hosts_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [NPUPlatform.get_device_uuid(number) for number in (0, 1, 0)]
+    assert names[0] == names[2] != names[1]
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert NPUPlatform.get_device_uuid(0) not in names

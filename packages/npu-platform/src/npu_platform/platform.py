@@ -6,6 +6,7 @@ level (vllm.config imports ``current_platform``, so importing it here would be a
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -35,6 +36,9 @@ class NPUPlatform(Platform):
     dispatch_key = "PrivateUse1"
     dist_backend = "npuccl"
     device_control_env_var = "NPU_VISIBLE_DEVICES"
+    ray_device_key = "NPU"
+    # for Ray, a resource of that name is Ascend's: it would set the variable of Ascend's driver
+    ray_noset_device_env_vars: ClassVar[list[str]] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]
     simple_compile_backend = "eager"
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -57,8 +61,8 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_device_uuid(cls, device_id: int = 0) -> str:
-        """Return a name of the device that is stable on this host."""
-        return f"npu-{device_id}"
+        """Return a name of the device that no other host of a cluster has, until this one boots again."""
+        return f"npu-{socket.gethostname()}-{numa.where()[0]}-{device_id}"
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:

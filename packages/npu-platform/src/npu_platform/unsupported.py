@@ -29,8 +29,10 @@ _GPU_CONNECTORS = ("SimpleCPUOffloadConnector", "HF3FSKVConnector", "MoRIIOConne
 _NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "NPUNixlConnector")
 _STATE_KERNELS = ("gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend")
 _SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "custom_class")
+_DRAFTS_WITHOUT_CACHE = ("ngram", "suffix", "medusa", "custom_class")
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
 _IMAGES = AttentionBackendEnum.TORCH_SDPA
+_ALL_TO_ALL = "allgather_reducescatter"  # of any collectives; the others are libraries for GPUs
 _SUM_OF_TWO = 2  # is the same in either order
 
 
@@ -136,18 +138,43 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
 
 def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
     parallel = vllm_config.parallel_config
-    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
-        yield "Expert parallelism over data-parallel ranks is not there on npu: leave out --enable-expert-parallel."
-    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        yield "Context parallelism is not there on npu: leave --decode- and --prefill-context-parallel-size at 1."
+    if parallel.all2all_backend != _ALL_TO_ALL:
+        yield (
+            f"Ranks exchange the tokens of experts by {_ALL_TO_ALL} on npu, {parallel.all2all_backend} needs kernels "
+            "of GPUs: leave out --all2all-backend."
+        )
+    yield from _context_parallel(vllm_config)
     if parallel.enable_dbo or parallel.use_ubatching:
         yield "Dual-batch overlap needs asynchronous streams: leave out --enable-dbo and --ubatch-size."
     if parallel.enable_fault_tolerance:
         yield "Fault tolerance needs all-to-all kernels of GPUs: leave out --enable-fault-tolerance."
     if parallel.enable_batch_sharded_sampling:
         yield "Each rank samples the whole batch on npu: leave out --enable-batch-sharded-sampling."
-    if parallel.use_ray or parallel.data_parallel_backend == "ray":
-        yield "Ray cannot place npu devices: leave --distributed- and --data-parallel-backend at mp."
+    if parallel.data_parallel_backend == "ray":
+        yield "Ray does not start replicas of npu engines: leave --data-parallel-backend at mp."
+
+
+def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.prefill_context_parallel_size > 1:
+        yield "A rank computes whole prompts on npu: leave out --prefill-context-parallel-size."
+    if parallel.decode_context_parallel_size == 1:
+        return
+    if parallel.dcp_comm_backend == "a2a" or parallel.dcp_q_replicate:
+        yield (
+            "Context-parallel ranks gather queries and scatter sums on npu: leave out --dcp-comm-backend and "
+            "--dcp-q-replicate."
+        )
+    speculation = vllm_config.speculative_config
+    if speculation is not None and speculation.method not in _DRAFTS_WITHOUT_CACHE:
+        yield (
+            "The cache of what drafts is not shared out among context-parallel ranks: leave out --speculative-config, "
+            "or use ngram."
+        )
+    if model is not None and model.use_mla:
+        yield "Latent attention is not context-parallel on npu: leave out --decode-context-parallel-size."
+    if model is not None and (model.is_hybrid or model.is_attention_free):
+        yield "States are not shared out among context-parallel ranks: leave out --decode-context-parallel-size."
 
 
 def _engine(vllm_config: VllmConfig) -> Iterator[str]:

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.sampling import triton_bodies
 
 
@@ -45,10 +44,21 @@ def test_slot_mapping(requests: list[tuple[int, int]], block_size: int, padding:
     assert slots.tolist() == expected + [-1] * padding + [99, 99]
 
 
-def test_slot_mapping_refuses_context_parallelism() -> None:
-    empty = torch.zeros(2, dtype=torch.int32)
-    with pytest.raises(UnsupportedFeatureError, match="context parallel"):
-        triton_bodies.compute_slot_mapping(0, 0, empty, empty, empty, 1, empty, 16, 2, 0, 1, -1, 1024)
+@pytest.mark.parametrize(("block_size", "ranks", "run"), [(4, 2, 1), (8, 3, 4), (6, 2, 3)])
+def test_ranks_of_context_parallelism_share_the_slots_out(block_size: int, ranks: int, run: int) -> None:
+    """Each token has a slot of one rank; a rank's tokens lie in their order, without gaps."""
+    tokens, starts = 50, torch.tensor([0, 50], dtype=torch.int32)
+    positions, table = torch.arange(tokens), torch.arange(1, 40, dtype=torch.int32)[None]
+    held = []
+    for rank in range(ranks):
+        slots = torch.full((tokens,), 99)
+        arguments = tokens, tokens, starts, positions, table, table.stride(0), slots, block_size, ranks, rank, run, -1
+        triton_bodies.compute_slot_mapping(*arguments, 1024)
+        held.append(slots)
+        mine = [position for position in range(tokens) if position // run % ranks == rank]
+        assert (slots >= 0).nonzero().flatten().tolist() == mine
+        assert slots[mine].tolist() == list(range(block_size, block_size + len(mine)))
+    assert ((torch.stack(held) >= 0).sum(0) == 1).all()
 
 
 def test_expand_repeats_and_replaces() -> None:

@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from npu_platform.attention import kernels
+from npu_platform.attention.context_parallel import ContextLengths
 from npu_platform.attention.media_prefixes import MediaPrefixes, media_prefixes
 from npu_platform.attention.quantized import QUANTIZED_CACHES, with_token_scales
 from npu_platform.attention.registration import BACKEND_NAME
@@ -127,6 +128,8 @@ class NPUAttentionMetadata(AttentionMetadata):
     causal: bool = True
     mm_prefix_range: MediaPrefixes | None = None
     """The step's images whose tokens see each other; vLLM's Gemma 4 sets it to None, by this name, for some layers."""
+    context_lens: torch.Tensor | None = None
+    """int32 [requests]: tokens from before this step that this rank holds, where ranks share the cache out."""
 
 
 class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
@@ -135,8 +138,10 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     def __init__(
         self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
-        """Keep what the base class keeps; nothing else is needed."""
+        """Keep what the base class keeps, and room for lengths where ranks share the cache out."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        sharded = vllm_config.parallel_config.decode_context_parallel_size > 1
+        self._context_lengths = ContextLengths(vllm_config, device) if sharded else None
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
@@ -168,4 +173,5 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
             num_actual_tokens=common.num_actual_tokens,
             causal=common.causal,
             mm_prefix_range=media_prefixes(common),
+            context_lens=None if self._context_lengths is None else self._context_lengths.of(common),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from npu_platform.attention import kernels
+from npu_platform.attention import context_parallel, kernels
 from npu_platform.attention.backend import NPUAttentionMetadata
 from npu_platform.attention.quantized import QUANTIZED_CACHES, split_codes
 from npu_platform.errors import UnsupportedFeatureError
@@ -25,6 +25,10 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
 
     The KV cache of a layer is [blocks, kv heads, block size, 2 * head size]: a token's key, then its value.
     """
+
+    can_return_lse_for_decode = True
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def __init__(
         self,
@@ -58,6 +62,8 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         self.causal = attn_type == AttentionType.DECODER
         self.window = -1 if sliding_window is None else sliding_window - 1
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        if self.dcp_world_size > 1:
+            self._refuse_context_parallelism()
 
     def npu_implementation(self) -> str:
         """Return the op, and the cache's format; see npu_platform.implementations."""
@@ -107,6 +113,8 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         rows = output.view(-1, self.num_heads, self.head_size)
         if self.attn_type in ENCODERS:
             self._attend_to_batch(rows, query, key, value, attn_metadata)
+        elif attn_metadata.context_lens is not None:
+            self._attend_to_shards(layer, rows, query, key, value, kv_cache, attn_metadata)
         else:
             self._attend_to_cache(layer, rows, query, kv_cache, attn_metadata)
         return output
@@ -124,13 +132,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         kv_cache: torch.Tensor,
         metadata: NPUAttentionMetadata,
     ) -> None:
-        attend: Callable[..., None]
-        caches: tuple[torch.Tensor, ...]
-        if self.quantized:
-            attend = kernels.paged_attention_quantized
-            caches = split_codes(kv_cache, self.kv_cache_dtype, self.head_size, layer)
-        else:
-            attend, caches = kernels.paged_attention, self._split(kv_cache)
+        attend, caches = self._over(kv_cache, layer)
         causal = self.causal and metadata.causal
         right = -1 if causal else self.window
         self._attend(attend, rows, query, caches, metadata, causal=causal, right=right)
@@ -140,6 +142,52 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
             seen = torch.empty_like(seeing)
             self._attend(attend, seen, seeing, caches, images, causal=False, right=-1)
             rows.index_copy_(0, images.rows, seen)
+
+    def _attend_to_shards(
+        self,
+        layer: torch.nn.Module,
+        rows: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: NPUAttentionMetadata,
+    ) -> None:
+        """Attend to a cache that the ranks of a context-parallel group share out, and to this step's own tokens."""
+        attend, caches = self._over(kv_cache, layer)
+        everyone = context_parallel.gather_heads(query)
+        seen = torch.zeros_like(everyone), everyone.new_full(everyone.shape[:2], -torch.inf, dtype=torch.float32)
+        where = metadata.block_table, metadata.query_start_loc, metadata.context_lens
+        options = -1, -1, self.soft_cap, None
+        attend(seen[0], everyone, *caches, *where, self.scale, False, *options, None, seen[1])
+        new = torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
+        kv = (each.view(-1, self.num_kv_heads, self.head_size) for each in (key, value))
+        starts, causal = metadata.query_start_loc, metadata.causal
+        kernels.varlen_attention(new[0], query, *kv, starts, self.scale, causal, *options, self.sinks, new[1])
+        rows.copy_(context_parallel.join(context_parallel.join_ranks(seen), new))
+
+    def _over(
+        self, kv_cache: torch.Tensor, layer: torch.nn.Module
+    ) -> tuple[Callable[..., None], tuple[torch.Tensor, ...]]:
+        """Return the kernel for this cache, and what of the cache it takes."""
+        if self.quantized:
+            codes = split_codes(kv_cache, self.kv_cache_dtype, self.head_size, layer)
+            return kernels.paged_attention_quantized, codes
+        return kernels.paged_attention, self._split(kv_cache)
+
+    def _refuse_context_parallelism(self) -> None:
+        asked = {
+            "a sliding window": self.window >= 0,
+            "ALiBi": self.alibi_slopes is not None,
+            "a cache of another layer": self.kv_sharing_target_layer_name is not None,
+            f"attention of the kind {self.attn_type}": self.attn_type != AttentionType.DECODER,
+        }
+        if found := [what for what, there in asked.items() if there]:
+            msg = (
+                f"a layer with {' and '.join(found)} needs all keys of a request on each rank: "
+                "leave out --decode-context-parallel-size."
+            )
+            raise UnsupportedFeatureError(msg)
 
     def _attend(
         self,

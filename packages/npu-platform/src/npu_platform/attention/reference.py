@@ -84,12 +84,14 @@ def paged_attention(
     soft_cap: float,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Write into output [tokens, heads, dim] the attention of query [tokens, heads, dim] over the paged cache.
 
     key_cache and value_cache are [blocks, kv heads, block size, dim]; block_table int32 [requests, blocks];
     query_start_loc int32 [requests + 1]; seq_lens int32 [requests] counts this step's tokens too. A window of -1
     has no bound; soft_cap 0 is off; alibi_slopes and sinks are [heads].
+    Into lse float32 [tokens, heads] goes the log of each row's sum, a sink included; rows that see nothing are left.
     """
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     block_size = key_cache.shape[2]
@@ -101,7 +103,9 @@ def paged_attention(
         keys = _gather(key_cache, blocks, length)
         values = _gather(value_cache, blocks, length)
         bias = _bias(end - start, length, causal, window_left, window_right, alibi_slopes, query.device)
-        output[start:end] = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+        output[start:end], sums = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+        if lse is not None:
+            lse[start:end] = sums
 
 
 def varlen_attention(
@@ -117,6 +121,7 @@ def varlen_attention(
     soft_cap: float,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Write into output the attention of each request's queries over its own keys, all [tokens, heads, dim]."""
     starts = query_start_loc.tolist()
@@ -126,7 +131,9 @@ def varlen_attention(
         length = end - start
         bias = _bias(length, length, causal, window_left, window_right, alibi_slopes, query.device)
         keys, values = key[start:end].transpose(0, 1), value[start:end].transpose(0, 1)
-        output[start:end] = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+        output[start:end], sums = _attend(query[start:end], keys, values, scale, soft_cap, bias, sinks)
+        if lse is not None:
+            lse[start:end] = sums
 
 
 def _largest_code(dtype: torch.dtype) -> float:
@@ -187,8 +194,11 @@ def _attend(
     soft_cap: float,
     bias: torch.Tensor,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attend query [tokens, heads, dim] to keys and values [kv heads, length, dim], computing in float32."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend query [tokens, heads, dim] to keys and values [kv heads, length, dim], computing in float32.
+
+    Returns that and the logs of the sums, [tokens, heads].
+    """
     group = query.shape[1] // keys.shape[0]
     keys = keys.float().repeat_interleave(group, 0)
     values = values.float().repeat_interleave(group, 0)
@@ -197,8 +207,6 @@ def _attend(
         scores = soft_cap * torch.tanh(scores / soft_cap)
     scores = scores + bias
     if sinks is not None:
-        sink = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return (weights @ values).transpose(0, 1).to(query.dtype)
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return (weights @ values).transpose(0, 1).to(query.dtype), scores.logsumexp(-1).t()

@@ -48,10 +48,13 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Sum over the ranks and return this rank's `sizes[rank]` rows of dimension 0."""
         _require_dim_zero("reduce_scatterv", dim if dim >= 0 else dim + input_.dim())
         lengths = sizes or [input_.shape[0] // self.world_size] * self.world_size
-        total = input_.contiguous().clone()
-        dist.all_reduce(total, group=self.device_group)
-        start = sum(lengths[: self.rank_in_group])
-        return total[start : start + lengths[self.rank_in_group]].contiguous()
+        longest = max(lengths)
+        parts = input_.contiguous()
+        if min(lengths) < longest:
+            parts = torch.cat([_padded(part, longest) for part in input_.split(lengths)])
+        own = input_.new_empty(longest, *input_.shape[1:])
+        dist.reduce_scatter_tensor(own, parts, group=self.device_group)
+        return own[: lengths[self.rank_in_group]]
 
     def batch_isend_irecv(self, p2p_ops: list[dist.P2POp]) -> None:
         """Run the point-to-point operations together and wait for all of them."""
@@ -59,15 +62,20 @@ class NPUCommunicator(DeviceCommunicatorBase):
             work.wait()
 
     def _all_gatherv(self, tensor: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+        """Gather rows of the longest rank from each, which any backend can, and leave out what is too many."""
         lengths = sizes or [tensor.shape[0]] * self.world_size
-        rows = [tensor.new_empty((length, *tensor.shape[1:])) for length in lengths]
-        # Gloo gathers equal sizes only, so each rank broadcasts its own rows.
-        for rank, buffer in enumerate(rows):
-            if rank == self.rank_in_group:
-                buffer.copy_(tensor)
-            if buffer.numel():
-                dist.broadcast(buffer, self.ranks[rank], group=self.device_group)
-        return torch.cat(rows)
+        longest = max(lengths)
+        rows = tensor.new_empty(self.world_size * longest, *tensor.shape[1:])
+        dist.all_gather_into_tensor(rows, _padded(tensor, longest).contiguous(), group=self.device_group)
+        if min(lengths) == longest:
+            return rows
+        return torch.cat([part[:length] for part, length in zip(rows.split(longest), lengths, strict=True)])
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the tensor with zeros behind it, `rows` in all."""
+    missing = rows - tensor.shape[0]
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
 
 
 def _require_dim_zero(name: str, dim: int) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from npu_platform import compat
-from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.sampling import draft_bodies
 
 _REJECTION = "vllm.v1.sample.rejection_sampler."
@@ -40,16 +39,20 @@ def compute_slot_mapping(
 ) -> None:
     """Fill slot_mapping int64 [max_num_tokens]: each token's block * block size + offset, then `pad_id`.
 
-    query_start_loc int32 [requests + 1]; positions int64 [tokens]; block_table int32 [requests, blocks].
+    query_start_loc int32 [requests + 1]; positions int64 [tokens]; block_table int32 [requests, blocks]. Ranks of a
+    context-parallel group hold runs of `cp_kv_cache_interleave_size` tokens in turn; another rank's get `pad_id`.
     """
-    if total_cp_world_size != 1:
-        msg = "slot mapping with context parallelism does not run on npu: leave the context parallel sizes at 1."
-        raise UnsupportedFeatureError(msg)
     tokens = torch.arange(num_tokens, device=positions.device, dtype=torch.int32)
     requests = torch.searchsorted(query_start_loc[1:].contiguous(), tokens, right=True)
-    position = positions[:num_tokens]
-    blocks = block_table.view(-1)[requests * block_table_stride + position // kv_cache_block_size]
-    slot_mapping[:num_tokens] = blocks.long() * kv_cache_block_size + position % kv_cache_block_size
+    position, ranks, run = positions[:num_tokens], total_cp_world_size, cp_kv_cache_interleave_size
+    blocks = block_table.view(-1)[requests * block_table_stride + position // (kv_cache_block_size * ranks)]
+    if ranks == 1:
+        slots = blocks.long() * kv_cache_block_size + position % kv_cache_block_size
+    else:
+        offset = position % (kv_cache_block_size * ranks)
+        slots = blocks.long() * kv_cache_block_size + offset // (ranks * run) * run + offset % run
+        slots = torch.where(offset // run % ranks == total_cp_rank, slots, pad_id)
+    slot_mapping[:num_tokens] = slots
     slot_mapping[num_tokens:max_num_tokens] = pad_id
 
 

@@ -1,0 +1,70 @@
+"""Decode context parallelism: attention over a KV cache of which each rank of a group holds every n-th token.
+
+Each rank attends to the tokens that it holds with the queries of all ranks' heads; what the ranks find is joined by the
+logs of their sums (as the parts of flash decoding, Dao et al. 2023), and then with a step's own tokens, whose keys and
+values each rank has in hand. Upstream interface: ``vllm.v1.attention.ops.dcp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed import get_dcp_group
+from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.parallel_state import GroupCoordinator
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+__all__ = ["ContextLengths", "Part", "gather_heads", "join", "join_ranks"]
+
+Part = tuple[torch.Tensor, torch.Tensor]
+"""What attention to some of the keys found: [tokens, heads, dim], and the logs of the sums, float32 [tokens, heads]."""
+
+
+class ContextLengths:
+    """How many tokens of each request this rank holds from before a step; the same memory in each step, for graphs."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Make room for all requests of a step."""
+        self._interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
+        self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
+
+    def of(self, common: CommonAttentionMetadata) -> torch.Tensor:
+        """Return int32 [requests]."""
+        group = get_dcp_group()
+        before = common.seq_lens - common.query_start_loc.diff()
+        here = get_dcp_local_seq_lens(before, group.world_size, group.rank_in_group, self._interleave)
+        lengths = self._lengths[: common.num_reqs]
+        lengths.copy_(here.clamp_(min=0))
+        return lengths
+
+
+def gather_heads(query: torch.Tensor) -> torch.Tensor:
+    """Return the queries [tokens, heads of all ranks, dim] for this rank's [tokens, heads, dim]."""
+    return get_dcp_group().all_gather(query.contiguous(), dim=1)
+
+
+def join_ranks(mine: Part, group: GroupCoordinator | None = None) -> Part:
+    """Join what the ranks found for the heads of all of them; returns this rank's heads, in float32."""
+    group = group or get_dcp_group()
+    out, lse = mine
+    logs = group.all_gather(lse.contiguous(), dim=0).view(group.world_size, *lse.shape)
+    total = logs.logsumexp(0)
+    whole = group.reduce_scatter(out * _weight(lse, total), dim=1)
+    heads = whole.shape[1]
+    first = heads * group.rank_in_group
+    return whole, total[:, first : first + heads]
+
+
+def join(one: Part, other: Part) -> torch.Tensor:
+    """Join two parts of one attention: float32 [tokens, heads, dim]."""
+    total = torch.logaddexp(one[1], other[1])
+    return one[0] * _weight(one[1], total) + other[0] * _weight(other[1], total)
+
+
+def _weight(lse: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return a part's share of the sum, 0 of an empty one: float32 [tokens, heads, 1]."""
+    return (lse - total).exp().nan_to_num(0.0).unsqueeze(-1)

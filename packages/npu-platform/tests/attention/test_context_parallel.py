@@ -1,0 +1,72 @@
+"""Parts of one attention, joined over ranks and with a step's own tokens, are the attention of all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from npu_platform.attention import context_parallel, reference
+
+HEADS, DIM, RANKS, SCALE = 4, 16, 2, 0.25
+
+
+class Ranks:
+    """A group of ranks that run one after the other; when each has run twice, all have got what all gave."""
+
+    def __init__(self, logs: list[torch.Tensor]) -> None:
+        self.logs, self.world_size, self.rank_in_group = logs, len(logs), 0
+        self.given: dict[int, torch.Tensor] = {}
+
+    def all_gather(self, mine: torch.Tensor, dim: int) -> torch.Tensor:
+        assert mine.equal(self.logs[self.rank_in_group])
+        return torch.cat(self.logs, dim=dim)
+
+    def reduce_scatter(self, mine: torch.Tensor, dim: int) -> torch.Tensor:
+        self.given[self.rank_in_group] = mine
+        return torch.stack([*self.given.values()]).sum(0).chunk(self.world_size, dim)[self.rank_in_group]
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool) -> context_parallel.Part:
+    """Attend by the reference, to keys and values [length, 1, dim]."""
+    out, lse = torch.zeros_like(query), torch.full(query.shape[:2], -torch.inf)
+    caches = (each.transpose(0, 1)[None] for each in (keys, values))
+    table, starts = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, len(query)], dtype=torch.int32)
+    length = torch.tensor([len(keys)], dtype=torch.int32)
+    reference.paged_attention(out, query, *caches, table, starts, length, SCALE, causal, -1, -1, 0.0, None, None, lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("context", [0, 1, 7, 40])
+@pytest.mark.parametrize("new", [1, 5])
+def test_ranks_find_together_what_one_finds(context: int, new: int) -> None:
+    query, keys, values = torch.randn(new, HEADS, DIM), *torch.randn(2, context + new, 1, DIM)
+    expected, _ = attend(query, keys, values, causal=True)
+    shards = [attend(query, keys[:context][r::RANKS], values[:context][r::RANKS], causal=False) for r in range(RANKS)]
+    group: Any = Ranks([lse for _, lse in shards])
+    found = {}
+    for group.rank_in_group in [*range(RANKS)] * 2:
+        rank = group.rank_in_group
+        own = attend(query.chunk(RANKS, 1)[rank], keys[context:], values[context:], causal=True)
+        found[rank] = context_parallel.join(context_parallel.join_ranks(shards[rank], group), own)
+    torch.testing.assert_close(torch.cat([found[rank] for rank in range(RANKS)], 1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_lengths_are_of_tokens_before_the_step_and_in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel, scheduler = SimpleNamespace(cp_kv_cache_interleave_size=2), SimpleNamespace(max_num_seqs=4)
+    config: Any = SimpleNamespace(parallel_config=parallel, scheduler_config=scheduler)
+    lengths = context_parallel.ContextLengths(config, torch.device("cpu"))
+    common: Any = SimpleNamespace(
+        seq_lens=torch.tensor([9, 3, 0], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, 1, 4, 4], dtype=torch.int32),
+        num_reqs=3,
+    )
+    held = []
+    for rank in range(RANKS):
+        group = SimpleNamespace(world_size=RANKS, rank_in_group=rank)
+        monkeypatch.setattr(context_parallel, "get_dcp_group", lambda group=group: group)
+        held.append(lengths.of(common).tolist())
+        assert lengths.of(common).data_ptr() == lengths.of(common).data_ptr()
+    assert held == [[4, 0, 0], [4, 0, 0]]  # of 8 tokens in runs of two: 0, 1, 4, 5 and 2, 3, 6, 7
