@@ -145,9 +145,17 @@ def look_at(model: Path) -> None:
 def _round(llm: Any, pooling: bool, one: dict[str, Any]) -> list[dict[str, Any]]:
     if "calls" not in one:
         return (_embed if pooling else _generate)(llm, **one)
+    _settle(llm)
     for name, arguments in one["calls"]:
         getattr(llm, name)(**arguments)
     return []
+
+
+def _settle(llm: Any) -> None:
+    """Step on until blocks that are on their way to a tier are there: an engine in this process has no loop that does."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    while core is not None and core.scheduler.has_requests():
+        llm.llm_engine.step()
 
 
 def _generate(

@@ -167,6 +167,13 @@ APART: tuple[Apart, ...] = (
     ),
     _apart("states", "prefix caching", _DRAFTED, why="npu switches the cache off, and says so"),
     _apart(
+        "states",
+        "KV offload",
+        f"no prefix caching|whole prompts|{_DRAFTED}",
+        why="blocks of states and of attention are alike only where prefixes are cached",
+        said="need --enable-prefix-caching to align block sizes",
+    ),
+    _apart(
         "PP 2",
         _DRAFTED,
         why="vLLM's V1 model runner asks every stage for the drafter of the last",
