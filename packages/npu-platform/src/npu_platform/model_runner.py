@@ -22,6 +22,7 @@ from npu_platform.config import NPUConfig
 from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.wrapper import NPUGraphWrapper, count_graphs
 from npu_platform.kv_zeroing import caches_by_block
+from npu_platform.weight_offload import create_offloader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,7 +51,9 @@ class NPUModelRunner(GPUModelRunner):
     """vLLM's V1 runner with npu streams, npu graphs, and npu-ops' sampler where it is installed."""
 
     # The methods of vLLM that make or use streams, with the decorators that they have there.
-    _make = JitWarmupRegistry.capture(compat.with_npu_streams(GPUModelRunner.__init__))
+    _make = JitWarmupRegistry.capture(
+        compat.with_npu_streams(GPUModelRunner.__init__, create_offloader=create_offloader)
+    )
     sample_tokens = torch.inference_mode()(
         compat.with_npu_streams(GPUModelRunner.sample_tokens, AsyncGPUModelRunnerOutput=NPUAsyncOutput)
     )

@@ -274,14 +274,23 @@ def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _weight_offload(vllm_config: VllmConfig) -> Iterator[str]:
-    offload = vllm_config.offload_config
-    if offload.prefetch.offload_group_size > 0 or offload.offload_backend == "prefetch":
+    from vllm.config import CompilationMode
+
+    offload, model = vllm_config.offload_config, vllm_config.model_config
+    if offload.uva.cpu_offload_gb > 0 or offload.offload_backend == "uva":
         yield (
-            "Weight offload by prefetching needs streams of CUDA: leave out --offload-group-size and "
-            "--offload-backend, or raise NPU_SIMULATOR_MEMORY."
+            "Weight offload needs unified addressing: instead of --cpu-offload-gb pass --offload-group-size, which "
+            "copies layers ahead, or raise NPU_SIMULATOR_MEMORY."
         )
-    if offload.uva.cpu_offload_gb > 0:
-        yield "Weight offload needs unified addressing: leave out --cpu-offload-gb, or raise NPU_SIMULATOR_MEMORY."
+    if offload.prefetch.offload_group_size == 0:
+        return
+    if model is not None and model.enable_sleep_mode:
+        yield "Weights that are offloaded do not sleep: leave out --enable-sleep-mode or --offload-group-size."
+    if vllm_config.compilation_config.mode == CompilationMode.VLLM_COMPILE:
+        yield (
+            "Weights are not offloaded from compiled layers on npu: leave out --offload-group-size, or compilation "
+            "with mode VLLM_COMPILE."
+        )
 
 
 def _offloads_from_gpu(transfer: KVTransferConfig) -> bool:

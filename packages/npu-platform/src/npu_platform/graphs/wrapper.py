@@ -11,6 +11,7 @@ from vllm.compilation.cuda_graph import CUDAGraphEntry, CUDAGraphWrapper
 from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, get_forward_context, is_forward_context_available
+from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import weak_ref_tensors
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         entry = self.concrete_cudagraph_entries.get(batch)
         if entry is None:
             return self._capture(batch, args, kwargs)
+        get_offloader().sync_prev_onload()
         entry.cudagraph.replay()
         return entry.output
 
@@ -49,8 +51,10 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         graph = torch.npu.NPUGraph()
         # Garbage goes before the first of a model's pieces alone: to look for it takes longer than to capture one.
         capture = _capture if self.cudagraph_options.gc_disable else torch.npu.graph
+        get_offloader().sync_prev_onload()
         with capture(graph, pool=self.graph_pool):
             output = self.runnable(*args, **kwargs)
+            get_offloader().join_after_forward()  # the next step's first weights are on their way
         entry = CUDAGraphEntry(batch_descriptor=batch, cudagraph=graph)
         # The graph's pool owns the output's memory; a strong reference here would keep it from being reused by
         # the graphs of the other batch sizes.
