@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.support import models
 from tests.support.adapters import adapter
@@ -70,6 +71,8 @@ class Case(NamedTuple):
     engine: dict[str, Any] = {}  # noqa: RUF012  # read only
     tier: dict[str, Any] | None = None
     devices: int = 1
+    host: str = "4MiB"
+    """Of host memory where a tier lies behind it: too little for all prompts, so that some come from that tier."""
 
 
 FLAKY = {
@@ -88,33 +91,34 @@ NIGHTLY = {
     "not-async-chunked": Case(model="llama", engine={"async_scheduling": False, "max_num_batched_tokens": 64}),
     "failing-loads": Case(model="llama", tier={**FLAKY, "bad_load": 2, "bad_lookup": 7}),
     "silent-tier": Case(model="llama", tier={**FLAKY, "late_load": 2, "silent_lookup": 5}),
-    "durable": Case(model="llama", tier={"type": "durable"}),
-    "gemma3-failing-loads": Case(model="gemma3", blocks=60, tier={**FLAKY, "bad_load": 2}),
+    "durable": Case(model="llama", tier={"type": "durable", "enable_kv_events": True}),
+    "gemma3-failing-loads": Case(model="gemma3", blocks=60, tier={**FLAKY, "bad_load": 2}, host="1MiB"),
 }
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(Case(tier={"type": "fs"}), id="npu-qwen3"),
+        pytest.param(Case(tier={"type": "fs", "enable_kv_events": True}), id="npu-qwen3"),
         *(pytest.param(case, id=f"npu-{name}", marks=pytest.mark.nightly) for name, case in NIGHTLY.items()),
         pytest.param(Case("cpu"), id="cpu-qwen3", marks=pytest.mark.peer),
         pytest.param(Case("cpu", tier={"type": "fs"}), id="cpu-qwen3-fs", marks=pytest.mark.peer),
         pytest.param(Case("cpu", "gemma3", 60), id="cpu-gemma3-hybrid", marks=pytest.mark.peer),
+        pytest.param(Case("cuda", tier={"type": "durable"}), id="cuda-qwen3-durable"),  # where there is such a device
     ],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scenario in an engine of its own; return what it wrote, and what was asked."""
     case: Case = request.param
-    if case.tier == {"type": "durable"}:
-        pytest.importorskip("npu_kvconnector.tiers.durable", reason="this tree has no durable tier")
+    if case.platform == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
     folder = tmp_path_factory.mktemp(request.node.name.rpartition("[")[2].rstrip("]"))
     prompts = models.prompt_token_ids([PROMPT] * 8)
     rounds: list[Any] = [[prompt] for prompt in (*prompts, prompts[0], prompts[1])]
     rounds += [prompts[2:4], prompts[2:4], prompts[:4]]
     if case.platform == "npu" and case.devices == 1 and is_trusty(case):  # in this process, and there will be a load
         rounds.append({"prompts": prompts[5:6], "fault": "kernel=aten::_copy_from@1"})
-    return {"asked": case, **run_scenario(case, folder, rounds, abort=[10])}
+    return {"asked": case, "prompts": prompts, **run_scenario(case, folder, rounds, abort=[10])}
 
 
 def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> dict[str, Any]:
@@ -127,7 +131,10 @@ def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -
             "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
         }
         tier = places.get(case.tier["type"], {}) | case.tier
-        options |= {"cpu_bytes_to_use": "4MiB", "secondary_tiers": [tier]}
+        options |= {"cpu_bytes_to_use": case.host, "secondary_tiers": [tier]}
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder / 'events'}"} if tells_events(case) else None
+    options["self_describing_kv_events"] = events is not None
+    transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
     scenario |= {
         "engine": {
             "model": str({**models.MAKERS, **models.RECURRENT}[case.model](folder / "model")),
@@ -136,13 +143,10 @@ def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -
             "max_num_seqs": 4,
             "block_size": BLOCK,
             "num_gpu_blocks_override": case.blocks,
-            "enforce_eager": case.platform == "cpu",  # the peer would compile for a minute
+            "enforce_eager": case.platform != "npu",  # others would compile for a minute
             **case.engine,
-            "kv_transfer_config": {
-                "kv_connector": "NPUOffloadConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": options,
-            },
+            **({"kv_events_config": events} if events else {}),
+            "kv_transfer_config": transfer,
         },
         "rounds": rounds,
         "max_tokens": NEW,
@@ -153,6 +157,8 @@ def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -
         devices = {"NPU_SIMULATOR_DEVICES": str(case.devices), "NPU_SIMULATOR_MEMORY": "2GiB"}
         inside = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.devices == 1 else devices
         done = run_module("tests.support.offload_scenario", *files, **inside)
+    elif case.platform == "cuda":  # which npu-platform leaves alone where it finds it
+        done = run_module("tests.support.offload_scenario", *files, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     else:
         done = run_on_peer(folder, *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
@@ -189,6 +195,10 @@ def of_tiers(run: dict[str, Any], name: str) -> float:
     return sum(value for key, value in run["metrics"].items() if key.partition("[")[0] == f"vllm:kv_offload_{name}")
 
 
+def tells_events(case: Case) -> bool:
+    return bool(case.tier and case.tier.get("enable_kv_events"))
+
+
 def is_trusty(case: Case) -> bool:
     return case.tier is None or case.tier["type"] in {"fs", "durable"}
 
@@ -222,7 +232,22 @@ def test_what_failed_was_computed_and_counted(run: dict[str, Any]) -> None:
         assert tokens(run, 13) == tokens(run, 5)
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[0:primary]"] > 0
     if not is_trusty(run["asked"]):
+        assert of_tiers(run, "tiering_chunk_hits") > run["metrics"]["vllm:kv_offload_tiering_chunk_hits[0:primary]"]
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[1:FlakyTier]"] > 0
+
+
+def test_events_say_what_is_where(run: dict[str, Any]) -> None:
+    if not tells_events(run["asked"]):
+        assert run["events"] == []
+        return
+    stored = [event for event in run["events"] if event["kind"] == "BlockStored" and event["tokens"]]
+    assert all(len(event["tokens"]) == event["blocks"] * BLOCK for event in stored)
+    for medium in ("CPU", "STORAGE"):
+        told = {tuple(event["tokens"]) for event in stored if event["medium"] == medium}
+        for prompt in run["prompts"]:
+            assert {tuple(prompt[start : start + BLOCK]) for start in range(0, PROMPT - BLOCK, BLOCK)} <= told, medium
+    removed = [event for event in run["events"] if event["kind"] == "BlockRemoved" and event["medium"] == "CPU"]
+    assert sum(event["blocks"] for event in removed) > 0  # the host's tier is too small for all
 
 
 def skip_batches_of_codes(run: dict[str, Any]) -> None:

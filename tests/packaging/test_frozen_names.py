@@ -70,7 +70,9 @@ SETTINGS = {
         "encrypt",
         "revision",
         "direct",
+        "eviction_policy",
         "threads",
+        "enable_kv_events",
         "locality",
     },
     "npu_kvconnector.tiers.remote.config.RemoteConfig": {
@@ -92,6 +94,7 @@ SETTINGS = {
         "insecure",
         "credentials",
         "store_options",
+        "enable_kv_events",
         "locality",
     },
     "npu_kvconnector.p2p.config.P2PConfig": {"secret_file", "peers", "deadline"},

@@ -2,12 +2,15 @@
 //
 // CRASH_JOURNAL names the file to write it to: records of `<op:u8><path:u16><other:u16><length:u32><offset:u64>`, then
 // both paths and the data. CRASH_STORM=SEED:PER_MILLE:SKIPPED lets that share of calls fail, after the first SKIPPED: writes
-// with ENOSPC or EIO or cut short, syncs and allocations with EIO or ENOSPC, reads with EIO.
+// with ENOSPC or EIO or cut short, syncs and allocations with EIO or ENOSPC, reads with EIO. crash_arm() does so from inside,
+// by number: the first-th call from now on and every so many after it. CRASH_CLOCK=SEED lets the clock of the day jump by
+// up to ten years at each look.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +18,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum Op { CREATE = 'c', WRITE = 'w', SYNCED_WRITE = 'W', SIZE = 's', EXTEND = 'e', SYNC = 'f', RENAME = 'r', UNLINK = 'u', MKDIR = 'd' };
@@ -22,8 +26,13 @@ enum Op { CREATE = 'c', WRITE = 'w', SYNCED_WRITE = 'W', SIZE = 's', EXTEND = 'e
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static const char *root, *journal_path;
 static int journal = -1;
-static uint64_t chance;
+static uint64_t chance, clock_chance;
 static unsigned per_mille, skipped;
+
+// What a call does instead of its work; a torn write writes some sectors and is the process's last.
+enum Fault { NONE, NO_SPACE, BAD, SHORT, TORN };
+static enum Fault armed;
+static long calls_left, every, struck;
 
 #define REAL(name, type, ...) static type (*real)(__VA_ARGS__); if (!real) *(void **)&real = dlsym(RTLD_NEXT, name)
 
@@ -31,6 +40,8 @@ __attribute__((constructor)) static void begin(void) {
   root = getenv("CRASH_ROOT");
   journal_path = getenv("CRASH_JOURNAL");
   if (journal_path) journal = open(journal_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const char *clock_seed = getenv("CRASH_CLOCK");
+  if (clock_seed) clock_chance = strtoul(clock_seed, 0, 10) * 2654435761u + 1;
   const char *storm = getenv("CRASH_STORM");
   if (storm) { unsigned long seed = 0; sscanf(storm, "%lu:%u:%u", &seed, &per_mille, &skipped); chance = seed * 2654435761u + 1; }
 }
@@ -67,14 +78,35 @@ static void put(enum Op op, const char *path, const char *other, uint64_t offset
   free(record);
 }
 
-static unsigned throw_dice(void) {  // xorshift
-  chance ^= chance << 13; chance ^= chance >> 7; chance ^= chance << 17;
-  return (unsigned)(chance >> 20);
+static unsigned throw_dice(uint64_t *state) {  // xorshift
+  *state ^= *state << 13; *state ^= *state >> 7; *state ^= *state << 17;
+  return (unsigned)(*state >> 20);
 }
 
-static int fails(void) {
-  if (skipped) return skipped--, 0;
-  return per_mille && throw_dice() % 1000 < per_mille;
+void crash_arm(int fault, long first, long period) {
+  pthread_mutex_lock(&turn);
+  armed = fault; calls_left = first; every = period; struck = 0;
+  pthread_mutex_unlock(&turn);
+}
+long crash_struck(void) { return struck; }
+
+static int is_faulty(void) { return per_mille || armed; }
+
+// The caller has the turn.
+static enum Fault next_fault(void) {
+  if (armed && calls_left && !--calls_left) { calls_left = every; struck++; return armed; }
+  if (skipped) return skipped--, NONE;
+  if (!per_mille || throw_dice(&chance) % 1000 >= per_mille) return NONE;
+  return (enum Fault[]){BAD, NO_SPACE, SHORT}[throw_dice(&chance) % 3];
+}
+
+// Whether a call that is done or not fails now; by a storm only those that the caller names.
+static int fails(int in_storms, int *error) {
+  if (!(in_storms || armed)) return 0;
+  enum Fault fault = next_fault();
+  if (fault == TORN) raise(SIGKILL);
+  *error = fault == NO_SPACE ? ENOSPC : EIO;
+  return fault != NONE;
 }
 
 static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset) {
@@ -82,14 +114,17 @@ static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t o
   char path[4096];
   if (!path_of(fd, path) || strstr(path, "/ack")) return real(fd, parts, count, offset);
   pthread_mutex_lock(&turn);
-  ssize_t done;
-  if (fails()) {
-    unsigned kind = throw_dice() % 3;
-    if (kind == 2 && parts[0].iov_len >= 4096) {
-      struct iovec some = {parts[0].iov_base, 4096};
-      done = real(fd, &some, 1, offset);
-    } else { done = -1; errno = kind ? ENOSPC : EIO; }
-  } else done = real(fd, parts, count, offset);
+  ssize_t done = -1;
+  switch (next_fault()) {
+    case NONE: done = real(fd, parts, count, offset); break;
+    case NO_SPACE: done = -1; errno = ENOSPC; break;
+    case SHORT: if (count > 1 || parts[0].iov_len > 4096) { done = real(fd, &(struct iovec){parts[0].iov_base, 4096}, 1, offset); break; }  // fall through
+    case BAD: done = -1; errno = EIO; break;
+    case TORN:
+      real(fd, &(struct iovec){parts[count - 1].iov_base, parts[count - 1].iov_len / 1024 * 512}, 1, offset + (count > 1 ? parts[0].iov_len : 0));
+      raise(SIGKILL);
+      done = -1;
+  }
   int error = errno;
   if (done > 0) put(fcntl(fd, F_GETFL) & O_DSYNC ? SYNCED_WRITE : WRITE, path, "", offset, parts, count, done);
   pthread_mutex_unlock(&turn);
@@ -121,11 +156,13 @@ ssize_t write(int fd, const void *data, size_t size) {
 static ssize_t read_parts(int fd, const struct iovec *parts, int count, off_t offset) {
   REAL("preadv", ssize_t, int, const struct iovec *, int, off_t);
   char path[4096];
-  if (per_mille && path_of(fd, path) && strstr(path, ".seg")) {
+  if (is_faulty() && path_of(fd, path) && strstr(path, ".seg")) {
     pthread_mutex_lock(&turn);
-    int is_bad = fails();
+    enum Fault fault = next_fault();
     pthread_mutex_unlock(&turn);
-    if (is_bad) { errno = EIO; return -1; }
+    if (fault == SHORT && parts[0].iov_len > 4096 && armed) return real(fd, &(struct iovec){parts[0].iov_base, 4096}, 1, offset);
+    if (fault == TORN) raise(SIGKILL);
+    if (fault) { errno = EIO; return -1; }
   }
   return real(fd, parts, count, offset);
 }
@@ -139,8 +176,9 @@ static int sync_file(int fd, int (*real)(int)) {
   if (!path_of(fd, path)) return real(fd);
   pthread_mutex_lock(&turn);
   int done = 0;
-  if (fails()) { done = -1; errno = EIO; } else done = real(fd);
-  int error = errno;
+  int error = 0;
+  if (fails(1, &error)) { done = -1; errno = EIO; } else done = real(fd);
+  error = errno;
   if (!done) put(SYNC, path, "", 0, 0, 0, 0);
   pthread_mutex_unlock(&turn);
   errno = error;
@@ -160,10 +198,12 @@ static int open_path(int folder, const char *path, int flags, mode_t mode) {
   REAL("openat", int, int, const char *, int, ...);
   if (!(flags & O_CREAT) || !below(path)) return real(folder, path, flags, mode);
   pthread_mutex_lock(&turn);
-  int is_new = access(path, F_OK);
-  int fd = real(folder, path, flags, mode);
+  int is_new = access(path, F_OK), error = 0, fd = -1;
+  if (fails(0, &error)) errno = error; else fd = real(folder, path, flags, mode);
+  error = errno;
   if (is_new && fd >= 0) changed(CREATE, path, "", 0, 0);
   pthread_mutex_unlock(&turn);
+  errno = error;
   return fd;
 }
 #define MODE mode_t mode = 0; if (flags & O_CREAT) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); }
@@ -172,17 +212,19 @@ int open64(const char *path, int flags, ...) { MODE return open_path(AT_FDCWD, p
 int openat(int folder, const char *path, int flags, ...) { MODE return open_path(folder, path, flags, mode); }
 int openat64(int folder, const char *path, int flags, ...) { MODE return open_path(folder, path, flags, mode); }
 
-#define LOCKED(call) pthread_mutex_lock(&turn); int done = call; pthread_mutex_unlock(&turn); return done
-int rename(const char *from, const char *to) { REAL("rename", int, const char *, const char *); LOCKED(changed(RENAME, from, to, 0, real(from, to))); }
-int unlink(const char *path) { REAL("unlink", int, const char *); LOCKED(changed(UNLINK, path, "", 0, real(path))); }
-int mkdir(const char *path, mode_t mode) { REAL("mkdir", int, const char *, mode_t); LOCKED(changed(MKDIR, path, "", 0, real(path, mode))); }
-int truncate(const char *path, off_t size) { REAL("truncate", int, const char *, off_t); LOCKED(changed(SIZE, path, "", size, real(path, size))); }
+#define LOCKED(name, call) int error = 0, done = -1; pthread_mutex_lock(&turn); \
+  if (below(name) && fails(0, &error)) errno = error; else { done = call; error = errno; } \
+  pthread_mutex_unlock(&turn); errno = error; return done
+int rename(const char *from, const char *to) { REAL("rename", int, const char *, const char *); LOCKED(from, changed(RENAME, from, to, 0, real(from, to))); }
+int unlink(const char *path) { REAL("unlink", int, const char *); LOCKED(path, changed(UNLINK, path, "", 0, real(path))); }
+int mkdir(const char *path, mode_t mode) { REAL("mkdir", int, const char *, mode_t); LOCKED(path, changed(MKDIR, path, "", 0, real(path, mode))); }
+int truncate(const char *path, off_t size) { REAL("truncate", int, const char *, off_t); LOCKED(path, changed(SIZE, path, "", size, real(path, size))); }
 int truncate64(const char *path, off_t size) { return truncate(path, size); }
 int ftruncate(int fd, off_t size) {
   REAL("ftruncate", int, int, off_t);
   char path[4096];
   if (!path_of(fd, path)) return real(fd, size);
-  LOCKED(changed(SIZE, path, "", size, real(fd, size)));
+  LOCKED(path, changed(SIZE, path, "", size, real(fd, size)));
 }
 int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 int posix_fallocate(int fd, off_t offset, off_t size) {
@@ -190,9 +232,20 @@ int posix_fallocate(int fd, off_t offset, off_t size) {
   char path[4096];
   if (!path_of(fd, path)) return real(fd, offset, size);
   pthread_mutex_lock(&turn);
-  int error = fails() ? ENOSPC : real(fd, offset, size);
+  int error = 0;
+  error = fails(1, &error) ? ENOSPC : real(fd, offset, size);
   if (!error) changed(EXTEND, path, "", offset + size, 0);
   pthread_mutex_unlock(&turn);
   return error;
 }
 int posix_fallocate64(int fd, off_t offset, off_t size) { return posix_fallocate(fd, offset, size); }
+
+int clock_gettime(clockid_t which, struct timespec *now) {
+  REAL("clock_gettime", int, clockid_t, struct timespec *);
+  int done = real(which, now);
+  if (!clock_chance || which != CLOCK_REALTIME || done) return done;
+  pthread_mutex_lock(&turn);
+  now->tv_sec += (long)(throw_dice(&clock_chance) % 630720000u) - 315360000;
+  pthread_mutex_unlock(&turn);
+  return done;
+}

@@ -4,6 +4,7 @@
 ``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
 step). A round is a list of prompts, each a list of token ids, or an object with these as ``prompts`` and maybe ``lora``
 (a folder), ``salt`` and ``fault`` (of the npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
+Where the engine publishes KV events (``kv_events_config`` with an endpoint ``ipc://...``), the result holds them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main(scenario_file: str, result_file: str) -> None:
     from vllm.platforms import current_platform
 
     scenario = json.loads(Path(scenario_file).read_text())
+    events = _Events(scenario["engine"].get("kv_events_config", {}).get("endpoint"))
     llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])
     sampling = SamplingParams(temperature=0.0, max_tokens=scenario["max_tokens"], detokenize=False, ignore_eos=True)
     rounds = []
@@ -37,10 +39,41 @@ def main(scenario_file: str, result_file: str) -> None:
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,
+        "events": events.all(),
         "metrics": {_name(metric): metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
     }
     llm.llm_engine.engine_core.shutdown()
     Path(result_file).write_text(json.dumps(result))
+
+
+class _Events:
+    """Follows an engine's KV events as a router does, from before it starts."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        import zmq
+
+        self._socket = None
+        if endpoint:
+            self._socket = zmq.Context.instance().socket(zmq.SUB)
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            self._socket.setsockopt(zmq.RCVTIMEO, 2000)
+            self._socket.connect(endpoint)
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return all events there were; each has its kind, medium, tokens and number of blocks."""
+        import msgspec
+        import zmq
+        from vllm.distributed.kv_events import KVEventBatch
+
+        decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
+        found = []
+        with contextlib.suppress(zmq.Again):
+            while self._socket is not None:
+                for event in decoder.decode(self._socket.recv_multipart()[-1]).events:
+                    tokens, blocks = getattr(event, "token_ids", []), len(getattr(event, "block_hashes", []))
+                    about = {"medium": getattr(event, "medium", None), "tokens": tokens, "blocks": blocks}
+                    found.append({"kind": type(event).__name__, **about})
+        return found
 
 
 def _generate(

@@ -9,7 +9,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="tiers have vLLM's interface; install npu-kvconnector[vllm]")
 
-from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext, RequestOffloadingContext, ScheduleEndContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
 from npu_kvconnector import metrics
@@ -214,6 +221,15 @@ def test_what_could_not_be_loaded_is_not_asked_for_again_until_it_is_stored(
     assert [guard.lookup(key, request()) for key in (A, C)] == [LookupResult.HIT, LookupResult.MISS]
     clock.now += CONFIG.max_open_seconds
     assert guard.lookup(C, request()) is LookupResult.HIT
+
+
+def test_chunks_of_each_cache_group_count_as_recomputed(guard: GuardedTier, tier: Tier) -> None:
+    of_two_groups = [make_offload_key(A, 0), make_offload_key(A, 1)]
+    guard.submit_load(job(1, *of_two_groups))
+    tier.ended = [JobResult(1, success=False, successful_keys=of_two_groups[1:])]
+    guard.get_finished_jobs()
+    assert figures(guard)[metrics.RECOMPUTED_BLOCKS,] == 2
+    assert [guard.lookup(key, request()) for key in of_two_groups] == [LookupResult.MISS, LookupResult.HIT]
 
 
 def test_a_late_load_is_waited_for_no_more_and_ends_once(guard: GuardedTier, tier: Tier, clock: Clock) -> None:

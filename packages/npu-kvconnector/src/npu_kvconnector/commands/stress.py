@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +28,9 @@ __all__ = ["Outcome", "block_of", "check", "name_of", "stress", "write"]
 _REALM = b"npu-kv stress   "
 _SIZES = (4096, 10_000, 100_000)
 _BLOCK_BYTES = max(_SIZES)
+_LONGEST_LIFE = 0.5  # seconds that a writer has,
+_WRITING = 0.8  # most of them after they have acknowledged a block, the others from their start, in recovery
+_WRONG = 3  # the exit code of a writer that has read a wrong byte
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,7 +81,7 @@ def write(folder: Path, ack: Path, *, quota: int, seed: int, blocks: int) -> Non
             other = chance.randrange(number)
             read = store.read(name_of(other))
             if read is not None and bytes(read.payload) != block_of(other):
-                sys.exit(3)
+                sys.exit(_WRONG)
             if chance.random() < 0.2 and _commits(store):
                 notes.write(b"%d\n" % number)
         store.close()
@@ -128,25 +131,34 @@ def stress(folder: Path, *, rounds: int, seed: int, quota: int = 2**30) -> Itera
         raise OptionError(msg)
     folder.mkdir(parents=True, mode=0o700)
     chance, outcome, ack = random.Random(seed), Outcome(), folder / "ack"  # noqa: S311
-    command = [sys.executable, "-m", "npu_kvconnector.commands.stress", str(folder / "store"), str(ack), str(quota)]
+    processes = multiprocessing.get_context("forkserver")  # which starts a writer in milliseconds
+    processes.set_forkserver_preload(["__main__", __name__])
     try:
         for number in range(rounds):
-            writer = subprocess.Popen([*command, str(seed + number), "1000000"])  # noqa: S603
-            until = time.monotonic() + 60
-            while not (folder / "store" / "store.json").exists() and time.monotonic() < until:
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0.0, 1.0))
+            options = {"quota": quota, "seed": seed + number, "blocks": 1_000_000}
+            writer = processes.Process(target=write, args=(folder / "store", ack), kwargs=options)
+            writer.start()
+            if chance.random() < _WRITING:
+                _wait_for_more(ack, acknowledged(ack))
+            time.sleep(chance.uniform(0.0, _LONGEST_LIFE))
             writer.kill()
-            if writer.wait() == 3:
+            writer.join()
+            if writer.exitcode == _WRONG:
                 outcome.wrong += 1
             done = acknowledged(ack)
             check(folder / "store", done, quota=quota, outcome=outcome, numbers=done + 1000)
             yield outcome
-            if done > 2000:  # begin anew, so that checks stay short
+            if done > 1000:  # begin anew, so that checks stay short
                 shutil.rmtree(folder / "store")
                 ack.unlink()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for_more(ack: Path, before: int) -> None:
+    until = time.monotonic() + 60
+    while acknowledged(ack) <= before and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def _open(folder: Path, quota: int) -> DurableStore:

@@ -27,7 +27,10 @@ class BreakerState(enum.IntEnum):
 
 
 class CircuitBreaker:
-    """Counts failures in a row; tell it what became of each piece of work that it allowed."""
+    """Counts failures in a row; tell it what became of each piece of work that it allowed.
+
+    Who does not call ``begin`` lets all work try at once when the time is up; the first failure opens it again.
+    """
 
     def __init__(self, config: GuardConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Start closed."""
@@ -60,14 +63,15 @@ class CircuitBreaker:
         self._is_trying = False
         self._pause = self._config.open_seconds
 
-    def fail(self) -> None:
-        """Take note of a failure: of work, or of a call that raised or took too long."""
+    def fail(self) -> bool:
+        """Take note of a failure: of work, or of a call that raised or took too long; return whether it opens."""
         self.failures += 1
         if self.state is BreakerState.HALF_OPEN:
             self._pause = min(2 * self._pause, self._config.max_open_seconds)
-            self._open()
-        elif self.state is BreakerState.CLOSED and self.failures >= self._config.failures:
-            self._open()
+        elif self.state is BreakerState.OPEN or self.failures < self._config.failures:
+            return False
+        self._open()
+        return True
 
     def _open(self) -> None:
         self.state = BreakerState.OPEN

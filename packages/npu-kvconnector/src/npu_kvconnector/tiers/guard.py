@@ -231,9 +231,7 @@ class GuardedTier(SecondaryTierManager):
             logger.warning("Tier %s: %s failed (further ones are only counted): %r", self._label, name, error)
 
     def _fail(self, breaker: CircuitBreaker) -> None:
-        before = breaker.times_opened
-        breaker.fail()
-        if breaker.times_opened != before:
+        if breaker.fail():
             operation = "loads" if breaker is self.loads else "stores"
             logger.warning("Tier %s is skipped for %s: %d failures in a row", self._label, operation, breaker.failures)
 

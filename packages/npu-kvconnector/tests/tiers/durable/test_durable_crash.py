@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ from npu_kvconnector.tiers.durable.envelope import Header
 from npu_kvconnector.tiers.durable.files import PAGE, page_buffer
 from npu_kvconnector.tiers.durable.index import Entry, decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.segments import Place, SegmentReader
+from npu_kvconnector.tiers.durable.store import DurableStore
 from tests.support.crash import build_shim, moments, play, read_journal
 
 if TYPE_CHECKING:
@@ -94,6 +96,42 @@ def test_failing_calls_cost_blocks_and_nothing_else(
         shutil.rmtree(root)
     assert outcome.wrong == 0
     assert outcome.checked > 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "every"),
+    [
+        ((7, 200, 48), 41),
+        *(
+            pytest.param((1, 240, 1), every, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])
+            for every in (41, 53, 67)  # more than an opening calls, so that a store opens again
+        ),
+    ],
+)
+def test_each_call_may_fail(numbers: tuple[int, int, int], every: int, shim: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.call_faults", str(tmp_path), *map(str, numbers), str(every)]
+    env = os.environ | {"LD_PRELOAD": str(shim), "CRASH_ROOT": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=7000)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)  # the counts of the night
+    assert found["ended"] == [], done.stderr
+    assert found["wrong"] == found["missing"] == 0
+    assert found["faults"] > 2 * len(range(*numbers))
+    assert found["checked"] > 5 * found["runs"]
+
+
+def test_a_clock_that_jumps_costs_nothing(shim: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    run_writer(shim, tmp_path / "root", quota=LARGE, seed=1, blocks=200, CRASH_CLOCK="7")
+    store = DurableStore(tmp_path / "root" / "store", quota=LARGE, block_bytes=100_000)
+    ages = [entry.stored_at for _, entry in store.index.entries()]
+    assert max(ages) - min(ages) > 5 * 365 * 86_400  # it did jump
+    store.close()
+    outcome = Outcome()
+    check(tmp_path / "root" / "store", 200, quota=LARGE, outcome=outcome, numbers=200)
+    assert outcome.is_good
+    assert outcome.checked == 200
 
 
 @pytest.mark.parametrize("rounds", [1_000, pytest.param(100_000, marks=pytest.mark.nightly)])

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 pytest.importorskip("obstore")
 
 import numpy as np
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
@@ -26,7 +26,7 @@ from npu_kvconnector.errors import OptionError
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
 from npu_kvconnector.tiers.durable.store import lock_store
 from tests.support.offloading import offloading_config
-from tests.support.remote_tier import BLOCK, CHUNKS, Server, block_of
+from tests.support.remote_tier import BLOCK, CHUNKS, Server, block_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,6 +197,25 @@ def test_stores_that_pile_up_are_dropped(serve: Callable[..., DurableServer]) ->
     server.tier.drain_jobs()
     assert len(list(server.tier.get_finished_jobs())) == 16
     assert server.counts()["dropped_blocks"] == 4
+
+
+def test_a_job_of_any_size_is_stored_where_none_waits(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    numbers = range(CHUNKS)  # all of the host's tier, more than may wait
+    assert server.store(*numbers).success
+    assert server.lookup(*numbers) == [True] * CHUNKS
+    assert "dropped_blocks" not in server.counts()
+
+
+def test_events_tell_what_was_stored(serve: Callable[..., DurableServer]) -> None:
+    server = serve({"enable_kv_cache_events": True}, enable_kv_events=True)
+    server.store(1, 2)
+    (event,) = server.tier.take_events()
+    assert (event.keys, event.medium, event.removed) == ([key_of(1), key_of(2)], Medium.STORAGE, False)
+    assert not list(server.tier.take_events())
+    quiet = serve({"enable_kv_cache_events": False}, enable_kv_events=True)  # nobody publishes
+    quiet.store(3)
+    assert not list(quiet.tier.take_events())
 
 
 def test_a_store_that_failed_is_opened_again(

@@ -166,10 +166,11 @@ def test_a_torn_tail_ends_where_it_is_torn(store: DurableStore, folder: Path) ->
 
 
 @pytest.mark.parametrize("part", ["data.mdb", "segment"])
-def test_bit_flips_cost_blocks_and_nothing_else(part: str, store: DurableStore, folder: Path) -> None:
+@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=pytest.mark.nightly)])
+def test_bit_flips_cost_blocks_and_nothing_else(rounds: int, part: str, store: DurableStore, folder: Path) -> None:
     put(store, *range(60))
     store.close()
-    for seed in range(8):
+    for seed in range(rounds):
         chance = random.Random(seed)
         index = newest_index(folder)
         assert index is not None

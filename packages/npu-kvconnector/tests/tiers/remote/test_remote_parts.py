@@ -1,4 +1,4 @@
-"""Parts of the remote tier by themselves: packs, their index, codecs, hedged reads, health."""
+"""Parts of the remote tier by themselves: packs, their index, codecs, hedged reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from npu_kvconnector.errors import IntegrityError, OptionError
 from npu_kvconnector.tiers.remote.codec import decode, open_codec
-from npu_kvconnector.tiers.remote.health import Health
 from npu_kvconnector.tiers.remote.hedging import Hedge
 from npu_kvconnector.tiers.remote.pack import MOST_RECORDS, TABLE_BYTES, Place, join, read_table
 from npu_kvconnector.tiers.remote.pack_index import PackIndex
@@ -198,21 +197,3 @@ def test_an_error_is_raised_once_no_answer_is_left() -> None:
         assert hedge.sent == 0
 
     asyncio.run(scenario())
-
-
-def test_a_store_that_fails_is_left_alone_for_longer_each_time() -> None:
-    now = 0.0
-    health = Health(lambda: now)
-    assert [health.failed() for _ in range(3)] == [False, False, True]
-    assert not health.allows()
-    pauses = []
-    for _ in range(9):
-        began = now
-        while not health.allows():
-            now += 0.25
-        pauses.append(now - began)
-        assert health.failed()  # one failure is enough now
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    now += 60
-    health.succeeded()
-    assert not health.failed()

@@ -34,8 +34,12 @@ class DurableConfig:
     """What names the weights; by default they are sampled."""
     direct: bool = True
     """Go past the page cache where the filesystem can do that."""
+    eviction_policy: str = "lru"
+    """"lru", or "arc": prompts asked once do not push out those asked again and again."""
     threads: int = 4
     """Threads that load blocks; one more stores them."""
+    enable_kv_events: bool = False
+    """Tell of stored blocks where vLLM publishes KV events (``--kv-events-config``)."""
     locality: str = "LOCAL"
     """What vLLM's events and filters call the tier: "LOCAL", or "REMOTE" for a folder on a network."""
 
@@ -43,12 +47,15 @@ class DurableConfig:
         if not isinstance(self.path, str) or not Path(self.path).is_absolute():
             msg = f"path must be the absolute name of a folder, not {self.path!r}"
             raise OptionError(msg)
-        for name in ("encrypt", "direct"):
+        for name in ("encrypt", "direct", "enable_kv_events"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"{name} must be true or false, not {getattr(self, name)!r}"
                 raise OptionError(msg)
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
             msg = f"threads must be a whole number from 1 to 64, not {self.threads!r}"
+            raise OptionError(msg)
+        if self.eviction_policy not in {"lru", "arc"}:
+            msg = f'eviction_policy must be "lru" or "arc", not {self.eviction_policy!r}'
             raise OptionError(msg)
         if self.locality not in {"LOCAL", "REMOTE"}:
             msg = f'locality must be "LOCAL" or "REMOTE", not {self.locality!r}'

@@ -8,8 +8,6 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -132,5 +130,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def is_aligned(view: memoryview) -> bool:
     """Return whether memory begins and ends at a page, as O_DIRECT needs it."""
+    import numpy as np  # here, since the probe of an index starts without it
+
     array = np.frombuffer(view, dtype=np.uint8)
     return array.ctypes.data % PAGE == 0 and array.nbytes % PAGE == 0

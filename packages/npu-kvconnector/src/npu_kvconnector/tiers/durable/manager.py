@@ -13,11 +13,10 @@ import dataclasses
 import hashlib
 import json
 import os
-import queue
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -25,12 +24,10 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
-    Medium,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
-    RequestOffloadingContext,
 )
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.kv_offload.tiering.base import JobResult
 
 from npu_kvconnector.envelope import Realm
 from npu_kvconnector.errors import IntegrityError, StoreError
@@ -42,20 +39,18 @@ from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
+from npu_kvconnector.tiers.sealed import SealedTier
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from vllm.v1.kv_offload.base import OffloadingMetricMetadata, OffloadingSpec, OffloadKey, ReqContext
-    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
     from vllm.v1.kv_offload.tiering.base import JobId, TransferJob
 
 __all__ = ["DurableTierManager"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
-_KEY_BYTES = 36
-"""Of a key whose hash is SHA-256, and the number of its group of layers."""
 _TRY_AGAIN = 10.0  # seconds between attempts to become the writer, or to write again after a failure
 _STARTING = 60.0  # seconds that another server may take to bring the store in order
 _COUNTERS = {
@@ -86,40 +81,19 @@ class _Job:
     loaded: list[OffloadKey] = dataclasses.field(default_factory=list)
 
 
-class DurableTierManager(SecondaryTierManager):
+class DurableTierManager(SealedTier):
     """Keeps blocks in a store on a disk; see :class:`DurableConfig` for the options."""
 
-    medium: ClassVar[Medium] = Medium.STORAGE
-
-    def __init__(
-        self,
-        offloading_spec: OffloadingSpec,
-        primary_kv_view: memoryview,
-        tier_type: str,
-        backpressure_detector: BackpressureDetector | None = None,
-        **options: Any,
-    ) -> None:
-        """Open the store and bring it in order, or read it where another process writes it.
-
-        Args:
-            offloading_spec: vLLM's description of the deployment.
-            primary_kv_view: bytes of the host tier [chunks, bytes of a chunk].
-            tier_type: what the configuration calls this tier.
-            backpressure_detector: vLLM's, if configured.
-            options: the tier's other options.
-
-        Raises:
-            OptionError: an option is wrong, or the folder cannot be used.
-            StoreError: the store cannot be brought in order.
-        """
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+    def _start(self, spec: OffloadingSpec, memory: memoryview, options: Mapping[str, Any]) -> None:
+        """Open the store and bring it in order, or read it where another process writes it."""
         self._config = DurableConfig.parse(options)
         self.locality = Locality(self._config.locality)
-        self._memory = np.frombuffer(primary_kv_view, dtype=np.uint8).reshape(-1, self.block_size_bytes)
+        self._tells_stores = self._config.enable_kv_events and spec.kv_events_config.enable_kv_cache_events
+        self._memory = np.frombuffer(memory, dtype=np.uint8).reshape(-1, self.block_size_bytes)
         self._limit = max(16, len(self._memory) // 4)  # chunks that wait to be stored, and cannot be evicted meanwhile
-        about = describe(offloading_spec.config, block_bytes=self.block_size_bytes, revision=self._config.revision)
+        about = describe(spec.config, block_bytes=self.block_size_bytes, revision=self._config.revision)
         about["encrypted"] = self._config.encrypt
-        self._about = {"model": offloading_spec.config.model.name, "namespace": self._config.namespace, **about}
+        self._about = {"model": spec.config.model.name, "namespace": self._config.namespace, **about}
         secret = read_secret(self._config.secret_file)
         fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).digest()
         self._realm = Realm(fingerprint, self._config.namespace, secret)
@@ -127,15 +101,11 @@ class DurableTierManager(SecondaryTierManager):
         self._payload_bytes = self.block_size_bytes + (OVERHEAD if self._cipher else 0)
         self._store: StoreReader = self._open()
         self._tried = time.monotonic()
-        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # over all that follows
         self._idle = threading.Condition(self._lock)
         self._jobs: dict[JobId, _Job] = {}
         self._stores = 0
         self._waiting = 0
-        self._counts: dict[str, int] = {}
         self._seen: dict[str, int] = {}
-        self._has_short_keys = False
         self._buffers = threading.local()
         self._storer = concurrent.futures.ThreadPoolExecutor(1, "npu-kv-durable-store")
         self._loaders = concurrent.futures.ThreadPoolExecutor(self._config.threads, "npu-kv-durable-load")
@@ -144,13 +114,14 @@ class DurableTierManager(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether the block is there."""
-        return LookupResult.HIT if self._takes(key) and self._realm.name(key) in self._store else LookupResult.MISS
+        return LookupResult.HIT if self._is_unique(key) and self._realm.name(key) in self._store else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Begin to store blocks; they are dropped and counted where too many wait."""
         keys = list(job_metadata.keys)
         with self._lock:
-            is_taken = self._waiting + len(keys) <= self._limit and all(self._takes(key) for key in keys)
+            has_room = not self._waiting or self._waiting + len(keys) <= self._limit
+            is_taken = has_room and all(self._is_unique(key) for key in keys)
             if is_taken:
                 self._waiting += len(keys)
                 self._stores += 1
@@ -169,23 +140,11 @@ class DurableTierManager(SecondaryTierManager):
         for key, chunk in zip(keys, job_metadata.chunk_ids, strict=True):
             self._loaders.submit(self._load, job_metadata.job_id, job, key, int(chunk))
 
-    def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Return the jobs done since the last call."""
-        finished = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                finished.append(self._results.get_nowait())
-        return finished
-
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Keep blocks that were used for longer; noted in the background."""
         names = [self._realm.name(key) for key in keys]
         with contextlib.suppress(RuntimeError):  # after shutdown
             self._storer.submit(self._touch, names)
-
-    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Ask for new blocks only; those that were found are stored already."""
-        return RequestOffloadingContext()
 
     def drain_jobs(self) -> None:
         """Wait for all jobs."""
@@ -212,8 +171,7 @@ class DurableTierManager(SecondaryTierManager):
         totals = {_CORRUPT: store.corrupt, _UNREADABLE: store.unreadable}
         if isinstance(store, DurableStore):
             totals |= {_EVICTED: store.evicted, _LOST: store.lost, _STORED: store.stored}
-        with self._lock:
-            counts, self._counts = self._counts, {}
+        counts = self._take_counts()
         for name, total in totals.items():
             counts[name] = counts.get(name, 0) + max(total - self._seen.get(name, 0), 0)
         self._seen = totals
@@ -243,6 +201,8 @@ class DurableTierManager(SecondaryTierManager):
             logger.exception("A store of the durable tier failed")
         finally:
             self._count(_DROPPED, len(keys) - done)
+            if self._tells_stores and done == len(keys):
+                self._note_stored(keys)
             seconds, size = time.monotonic() - began, done * self.block_size_bytes
             self._results.put(JobResult(job_id, success=done == len(keys), transfer_time=seconds, transfer_bytes=size))
             with self._idle:
@@ -329,11 +289,17 @@ class DurableTierManager(SecondaryTierManager):
 
     def _open(self) -> StoreReader:
         """Return the store as its writer, or as a reader where another process writes it."""
-        path, direct = Path(self._config.path), self._config.direct
+        path, direct, policy = Path(self._config.path), self._config.direct, self._config.eviction_policy
         until = time.monotonic() + _STARTING
         while True:
             try:
-                store = DurableStore(path, quota=self._config.bytes, block_bytes=self._payload_bytes, direct=direct)
+                store = DurableStore(
+                    path,
+                    quota=self._config.bytes,
+                    block_bytes=self._payload_bytes,
+                    direct=direct,
+                    eviction_policy=policy,
+                )
                 break
             except StoreBusyError as error:
                 try:
@@ -383,16 +349,3 @@ class DurableTierManager(SecondaryTierManager):
             return None
         self._store = fresh  # the old one is closed by its last user: loads may be reading it
         return fresh
-
-    def _takes(self, key: OffloadKey) -> bool:
-        """Return whether the key is one that nobody can find two blocks for."""
-        if len(key) == _KEY_BYTES:
-            return True
-        if not self._has_short_keys:
-            self._has_short_keys = True
-            logger.error("The durable tier needs --prefix-caching-hash-algo sha256 or sha256_cbor; it stays unused")
-        return False
-
-    def _count(self, name: str, number: int) -> None:
-        with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + number

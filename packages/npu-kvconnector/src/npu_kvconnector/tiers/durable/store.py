@@ -23,7 +23,7 @@ import lmdb
 
 from npu_kvconnector.errors import IntegrityError, OptionError, StoreError
 from npu_kvconnector.tiers.durable.envelope import Header, record_bytes
-from npu_kvconnector.tiers.durable.eviction import Heat, hottest
+from npu_kvconnector.tiers.durable.eviction import POLICIES
 from npu_kvconnector.tiers.durable.files import PAGE, make_folder, open_file, page_buffer, write_whole
 from npu_kvconnector.tiers.durable.index import Batch, Entry, Index
 from npu_kvconnector.tiers.durable.reader import FORMAT, StoreReader
@@ -86,6 +86,7 @@ class DurableStore(StoreReader):
         block_bytes: int,
         direct: bool = True,
         commit_seconds: float = COMMIT_SECONDS,
+        eviction_policy: str = "lru",
     ) -> None:
         """Open or make the store and bring it in order.
 
@@ -95,6 +96,7 @@ class DurableStore(StoreReader):
             block_bytes: of the largest payload.
             direct: past the page cache, where the filesystem can do it.
             commit_seconds: how long a block may stay volatile; 0 leaves commits to the caller.
+            eviction_policy: "lru" or "arc", which segment goes when room is needed.
 
         Raises:
             OptionError: the folder or the quota cannot be used.
@@ -106,6 +108,7 @@ class DurableStore(StoreReader):
         self._uses: dict[bytes, Entry] = {}
         self._pending_bytes = 0
         self.failure: str | None = None
+        self._heat = POLICIES[eviction_policy]()
         self._map_size = min(max(quota // 128 // PAGE * PAGE, 4 * 2**20), 4 * 2**30)
         self._budget = quota - self._map_size
         self._segment_bytes = _segment_bytes(self._budget, block_bytes, quota)
@@ -264,15 +267,10 @@ class DurableStore(StoreReader):
             raise
         with self._lock:
             tick = self._next_tick()
-            entry = Entry(
-                place,
-                header.block_bytes,
-                header.codec,
-                header.realm,
-                header.stored_at,
-                tick if used_tick is None else min(used_tick, tick),
-                tick if used_tick is None else used_tick,
-            )
+            if used_tick is None:
+                used_tick = tick + self._heat.returns(header.name)
+            stored = (header.block_bytes, header.codec, header.realm, header.stored_at)
+            entry = Entry(place, *stored, min(used_tick, tick), used_tick)
             self._bad.pop(header.name, None)
             self._batch.forgets.pop(header.name, None)
             self._batch.puts[header.name] = entry
@@ -307,7 +305,7 @@ class DurableStore(StoreReader):
         victim = self._heat.coldest(self._sizes, keep=self._active.number)
         if victim is None:
             return
-        entries = hottest(self._index.held_by(victim), tick=self._tick, room=self._segment_bytes // 4)
+        entries = self._heat.hottest(self._index.held_by(victim), tick=self._tick, room=self._segment_bytes // 4)
         with (
             contextlib.suppress(OSError),
             SegmentReader(self._segments_folder, victim, direct=self._direct) as segment,
@@ -358,11 +356,11 @@ class DurableStore(StoreReader):
             self._sizes.pop(number, None)
             for name in [name for name, entry in self._uses.items() if entry.place.segment == number]:
                 del self._uses[name]
-        before = len(self._index)
+        before, entries = len(self._index), self._index.held_by(number)
         self._index.commit(Batch(dropped=[number]))
         self.evicted += before - len(self._index)
+        self._heat.drop(number, entries)
         segment_path(self._segments_folder, number).unlink(missing_ok=True)
-        self._heat.drop(number)
 
     # --- commits ----------------------------------------------------------------------------------------------------
 
@@ -420,7 +418,6 @@ class DurableStore(StoreReader):
         found = recover(self.folder, self.identity, map_size=max(self._map_size, 2 * size))
         self.recovered = found
         self._sizes, self._tick, self._next_segment = found.segments, found.tick, found.next_segment
-        self._heat = Heat()
         for _, entry in found.index.entries():
             self._heat.add(entry)
         return found.index

@@ -77,6 +77,8 @@ class RemoteConfig:
     """"environment" (variables, web identity, instance's role) or "boto3" (also AWS' profiles; needs boto3)."""
     store_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the object store, such as ``{"endpoint": "https://...", "region": "..."}``; no secrets."""
+    enable_kv_events: bool = False
+    """Tell of stored blocks where vLLM publishes KV events (``--kv-events-config``)."""
     locality: str = "REMOTE"
     """What KV events say: "REMOTE" or "LOCAL"."""
 

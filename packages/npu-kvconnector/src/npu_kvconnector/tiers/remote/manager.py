@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,28 +17,27 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
-    Medium,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
-    RequestOffloadingContext,
-    get_offload_block_hash,
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.kv_offload.tiering.base import JobResult
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.envelope import HEADER_BYTES, Realm
 from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.fingerprint import fingerprint
 from npu_kvconnector.secret_file import read_secret
+from npu_kvconnector.tiers.breaker import CircuitBreaker
 from npu_kvconnector.tiers.remote.background import BackgroundLoop
 from npu_kvconnector.tiers.remote.codec import PLAIN, decode, open_codec
 from npu_kvconnector.tiers.remote.config import RemoteConfig
-from npu_kvconnector.tiers.remote.health import Health
 from npu_kvconnector.tiers.remote.store import Record, open_store
+from npu_kvconnector.tiers.sealed import SealedTier
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable
+    from collections.abc import Collection, Coroutine, Iterable, Mapping
 
     from typing_extensions import Buffer
     from vllm.v1.kv_offload.base import (
@@ -50,14 +47,14 @@ if TYPE_CHECKING:
         ReqContext,
         ScheduleEndContext,
     )
-    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
     from vllm.v1.kv_offload.tiering.base import JobId, TransferJob
 
 __all__ = ["RemoteTierManager"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
-_HASH_BYTES = 32
+_PATIENCE = GuardConfig(failures=3, open_seconds=1.0, max_open_seconds=60.0)
+"""When the store is left alone, and every block is a miss at once: the guard's are of the tier, these of the store."""
 _CLOSING = 5.0
 """Seconds for which shutdown waits for stores under way."""
 _COUNTERS = {
@@ -70,48 +67,26 @@ _DROPPED, _REJECTED, _LATE, _FAILURES = _COUNTERS
 _OPEN = "vllm:npu_kv_remote_left_alone"
 
 
-class RemoteTierManager(SecondaryTierManager):
+class RemoteTierManager(SealedTier):
     """Keeps blocks in an object store or in Valkey; see :class:`RemoteConfig` for the options."""
 
-    medium: ClassVar[Medium] = Medium.STORAGE
     cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
-    def __init__(
-        self,
-        offloading_spec: OffloadingSpec,
-        primary_kv_view: memoryview,
-        tier_type: str,
-        backpressure_detector: BackpressureDetector | None = None,
-        **options: Any,
-    ) -> None:
-        """Open the store; nothing is asked of it yet, so a server starts while its store is down.
-
-        Args:
-            offloading_spec: vLLM's description of the deployment.
-            primary_kv_view: bytes of the host tier [chunks, bytes of a chunk].
-            tier_type: what the configuration calls this tier.
-            backpressure_detector: vLLM's, if configured.
-            options: the tier's other options.
-
-        Raises:
-            OptionError: an option is wrong, or a library that it needs is missing.
-        """
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+    def _start(self, spec: OffloadingSpec, memory: memoryview, options: Mapping[str, Any]) -> None:
+        """Open the store; nothing is asked of it yet, so a server starts while its store is down."""
         self._config = RemoteConfig.parse(options)
         self.locality = Locality(self._config.locality)
-        self._memory = primary_kv_view.cast("B")
-        config, block_bytes = offloading_spec.config, self.block_size_bytes
+        self._tells_stores = self._config.enable_kv_events and spec.kv_events_config.enable_kv_cache_events
+        self._memory = memory.cast("B")
+        config, block_bytes = spec.config, self.block_size_bytes
         model = fingerprint(config, block_bytes=block_bytes, revision=self._config.revision)
         self._realm = Realm(model, self._config.namespace, read_secret(self._config.secret_file))
         self._codec = open_codec(self._config.codec, config.model.dtype)
         self._store = open_store(self._config, self._realm.id, HEADER_BYTES + block_bytes)
-        self._health = Health()
-        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._breaker = CircuitBreaker(_PATIENCE)
         self._loads: dict[JobId, Collection[OffloadKey]] = {}
         self._jobs: set[JobId] = set()
         self._pending_bytes = 0
-        self._counts: dict[str, int] = {}
-        self._lock = threading.Lock()  # over counts and pending bytes
         self._loop = BackgroundLoop("npu-kv-remote")
         self._loop.submit(self._store.start()).result()
         self._lookups = _Lookups(self)
@@ -122,7 +97,7 @@ class RemoteTierManager(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether the block is there; RETRY while the store has not answered."""
-        if not self._health.allows() or not self._is_unique(key):
+        if not self._breaker.allows() or not self._is_unique(key):
             return LookupResult.MISS
         found = self._lookups.lookup(key, req_context)
         if found is None:
@@ -148,10 +123,7 @@ class RemoteTierManager(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs done since the last call; blocks that did not load are misses from now on."""
-        finished = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                finished.append(self._results.get_nowait())
+        finished = list(super().get_finished_jobs())
         for result in finished:
             self._jobs.discard(result.job_id)
             keys = self._loads.pop(result.job_id, None)
@@ -159,10 +131,6 @@ class RemoteTierManager(SecondaryTierManager):
                 loaded = set(result.successful_keys or ())
                 self._lookups.mark_miss([key for key in keys if key not in loaded])
         return finished
-
-    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Ask for new blocks only; those that were found are stored already."""
-        return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget what the request asked for."""
@@ -199,17 +167,16 @@ class RemoteTierManager(SecondaryTierManager):
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the counts since the last call."""
-        with self._lock:
-            counts, self._counts = self._counts, {}
+        counts = self._take_counts()
         stats = OffloadingConnectorStats()
         for name, number in counts.items():
             stats.increase_counter(name, number)
-        stats.set_gauge(_OPEN, 0.0 if self._health.allows() else 1.0)
+        stats.set_gauge(_OPEN, 0.0 if self._breaker.allows() else 1.0)
         return stats
 
     def find_now(self, keys: list[OffloadKey]) -> list[bool]:
         """Wait for :meth:`find`; for the thread of the questions."""
-        if not self._health.allows():
+        if not self._breaker.allows():
             return [False] * len(keys)
         return self._loop.submit(self.find(keys)).result()
 
@@ -223,7 +190,7 @@ class RemoteTierManager(SecondaryTierManager):
         except (StoreError, TimeoutError) as error:
             self._note_failure(error)
             return [False] * len(keys)
-        self._health.succeeded()
+        self._breaker.succeed()
         return found
 
     async def _run(self, job: TransferJob, work: Coroutine[Any, Any, list[OffloadKey]]) -> None:
@@ -262,7 +229,9 @@ class RemoteTierManager(SecondaryTierManager):
             self._note_failure(error)
             self._count(_DROPPED, len(keys))
             return []
-        self._health.succeeded()
+        self._breaker.succeed()
+        if self._tells_stores:
+            self._note_stored(keys)
         return keys
 
     async def _load(self, job: TransferJob) -> list[OffloadKey]:
@@ -282,7 +251,7 @@ class RemoteTierManager(SecondaryTierManager):
             self._note_failure(error)
             self._count(_LATE, len(keys) - len(loaded))
         else:
-            self._health.succeeded()
+            self._breaker.succeed()
         return list(loaded)
 
     def _chunk(self, number: int) -> memoryview:
@@ -323,29 +292,18 @@ class RemoteTierManager(SecondaryTierManager):
         self._jobs.add(job.job_id)
         size = len(job.keys) * self.block_size_bytes
         with self._lock:
-            if not self._health.allows() or self._pending_bytes + size > self._config.pending_bytes:
+            if not self._breaker.allows() or self._pending_bytes + size > self._config.pending_bytes:
                 return False
             if not all(self._is_unique(key) for key in job.keys):
                 return False
             self._pending_bytes += size
         return True
 
-    def _is_unique(self, key: OffloadKey) -> bool:
-        """Say whether a block's hash is SHA-256; for shorter ones somebody could make another prompt's blocks match."""
-        if len(get_offload_block_hash(key)) == _HASH_BYTES:
-            return True
-        logger.warning_once("The remote tier is not used: it needs --prefix-caching-hash-algo sha256")
-        return False
-
     def _note_failure(self, error: Exception) -> None:
         self._count(_FAILURES, 1)
-        if self._health.failed():
+        if self._breaker.fail():
             reason = error if isinstance(error, StoreError) else "it does not answer in time"
             logger.warning("The remote tier leaves its store alone for a while: %s", reason)
-
-    def _count(self, name: str, number: int) -> None:
-        with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + number
 
 
 class _Lookups(AsyncLookupManager):
