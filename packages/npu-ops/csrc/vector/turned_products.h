@@ -1,7 +1,7 @@
 // Products of weight rows as they are stored by panels of x, on AVX512_BF16: the other way round than weight_panels.h.
 //
-// What is transposed is x, once a product, and not the weights: of a weight row two elements at a time meet a panel of up to 32 rows of
-// x in all lanes. Nothing is left to add up along a vector; the result comes out with x's rows in the lanes, and is turned at the end.
+// What is transposed is x, once a product, and not the weights: of a weight row two elements at a time meet up to two panels of 32 rows
+// of x in all lanes. Nothing is left to add up along a vector; the result comes out with x's rows in the lanes, and is turned at the end.
 #pragma once
 
 #include "vector/weight_panels.h"
@@ -17,35 +17,50 @@ constexpr bool kTurned = __is_same(T, bf16);
 constexpr bool kTurned = false;
 #endif
 
-// Whether so many rows of x fill panels well enough to be faster so than by row_products.h, which takes an eighth longer for a row of a
-// full panel. A panel half full takes seven tenths of the time of a full one.
+// Whether so many rows of x fill panels well enough to be faster so than by row_products.h, which takes a third longer for a row of a
+// full panel. Up to 16 rows alone take as long as 20 of a full panel, and beside a full one as long as 16.
 NPU_INLINE bool fill_panels(int64_t rows) {
-  const int64_t rest = rows % kPanel, room = rows - rest + (rest == 0 ? 0 : rest <= kPanel / 2 ? 23 : kPanel);
-  return 7 * room < 8 * rows;
+  const int64_t rest = rows % kPanel, half = kPanel / 2;
+  const int64_t room = rows - rest + (rest == 0 ? 0 : rest > half ? kPanel : rows > half ? half : 20);
+  return 3 * room < 4 * rows;
 }
 
 #if defined(NPU_AVX512_BF16)
 
-constexpr int kTurnedRows = 12;         // weight rows at a time: beside 32 rows of x their sums fill the registers
+// Weight rows at a time: beside two panels their sums fill the registers. Twice as many beside one panel would, too, but where rows are
+// a power of two long their lines meet in one set of L1, which holds eight.
+constexpr int kTurnedRows = 6;
+constexpr int64_t kTurnedPanels = 2;    // at a time
 constexpr int64_t kTurnedAhead = 1024;  // bytes of a weight row that are on their way
 constexpr int64_t kTurnedLine = 32;     // elements of a cache line
 
-// Row r of c, at c + r * ldc, = one of R weight rows, `stride` elements apart, by the first V * W rows of x in a panel.
+// Rows of x in panels, `size` floats apart.
+struct TurnedPanels {
+  const float* data;
+  int64_t size, count;
+};
+
+// Row r of c, at c + r * ldc, = (or +=) one of R weight rows, `stride` elements apart, by the first V * W rows of x, k elements of each.
 template <int R, int V>
-__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* panel, int64_t k) {
-  F acc[R][V] = {};
-  const bf16* rows[(R + 2) / 3];  // each third one: the others are once and twice the stride from it
+__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+  F acc[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[r][v] = add ? load(c + r * ldc + v * W) : F{};
+  const float *panel = x.data, *next_panel = panel + (V > 2 ? x.size : 0);
+  const bf16* rows[(R + 2) / 3];  // each third one: the others are once and twice the stride from it
+#pragma GCC unroll 2
   for (int r = 0; r < (R + 2) / 3; ++r) rows[r] = w + 3 * r * stride;
   const auto step = [&](int64_t j, auto pair_at) __attribute__((always_inline)) {
-    __m512bh x[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) x[v] = load_raw<__m512bh>(panel + j / 2 * kPanel + v * W);
-#pragma GCC unroll 16
+    __m512bh columns[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) columns[v] = load_raw<__m512bh>((v < 2 ? panel : next_panel) + j / 2 * kPanel + v % 2 * W);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512bh pair = (__m512bh)(pair_at(rows[r / 3] + r % 3 * stride + j) - I{});
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) acc[r][v] = (F)_mm512_dpbf16_ps((__m512)acc[r][v], x[v], pair);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[r][v] = (F)_mm512_dpbf16_ps((__m512)acc[r][v], columns[v], pair);
     }
   };
   const auto both = [](const bf16* at) __attribute__((always_inline)) {
@@ -55,7 +70,7 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
   };
   int64_t j = 0;
   for (; j + kTurnedLine <= k; j += kTurnedLine) {
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
       __builtin_prefetch(reinterpret_cast<const char*>(rows[r / 3] + r % 3 * stride + j) + kTurnedAhead, 0, 2);
 #pragma GCC unroll 1
@@ -63,29 +78,34 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
   }
   for (; j + 2 <= k; j += 2) step(j, both);
   if (j < k) step(j, [](const bf16* at) __attribute__((always_inline)) { return static_cast<int32_t>(at->bits); });
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) store(c + r * ldc + v * W, acc[r][v]);
 }
 
 template <int V, int R = kTurnedRows>
-inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* panel, int64_t k) {
+inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
   if constexpr (R > 0) {
-    if (rows == R) return turned_tile<R, V>(c, ldc, w, stride, panel, k);
-    some_turned_rows<V, R - 1>(rows, c, ldc, w, stride, panel, k);
+    if (rows == R) return turned_tile<R, V>(c, ldc, w, stride, x, k, add);
+    some_turned_rows<V, R - 1>(rows, c, ldc, w, stride, x, k, add);
   }
 }
 
-// c[rows][ldc], from the panel's place on: weight rows, `stride` elements apart, by `count` rows of x in a panel. The weight rows are
-// taken from places far from one another, each of which goes on where it was: as streams of memory.
-inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* panel, int64_t count, int64_t k) {
-  const int64_t tiles = ceil_div(rows, kTurnedRows);
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t some = (rows - t + tiles - 1) / tiles;
-    if (count > W) some_turned_rows<2>(some, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, panel, k);
-    else some_turned_rows<1>(some, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, panel, k);
+template <int V = kTurnedPanels * kPanel / W>
+inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+  if constexpr (V > 0) {
+    if (x.count > (V - 1) * W) return some_turned_rows<V>(rows, c, ldc, w, stride, x, k, add);
+    turned_rows<V - 1>(rows, c, ldc, w, stride, x, k, add);
   }
+}
+
+// c[rows][ldc] = (or +=) weight rows, `stride` elements apart, by the first rows of x, kTurnedPanels panels at most, k elements of each. The
+// weight rows are taken from places far from one another, each of which goes on where it was: as streams of memory.
+inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+  const int64_t tiles = ceil_div(rows, kTurnedRows);
+  for (int64_t t = 0; t < tiles; ++t)
+    turned_rows((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, add);
 }
 
 // y[W], one row of x each, from c[W][ldc], of W weight rows: from the row's place on.
@@ -103,12 +123,12 @@ inline void turned_block_product(float* c, int64_t count, const X& x, const Row&
   float* sums = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockColumns * ldc));
   for (int64_t q = 0; q < panels; ++q)
     WeightPanel<bf16>::pack(turned + q * size, [&](int64_t i) { return x(q * kPanel + i); }, count - q * kPanel, k);
-  for (int64_t q = 0; q < panels; ++q)
+  for (int64_t q = 0; q < panels; q += kTurnedPanels)
     for (int64_t j = 0; j < kBlockPanels; ++j) {
       if (rows(j) <= 0) continue;
       const bf16* w = row(j * kPanel);
       const int64_t stride = rows(j) > 1 ? row(j * kPanel + 1) - w : 0;
-      turned_product(sums + j * kPanel * ldc + q * kPanel, ldc, rows(j), w, stride, turned + q * size, count - q * kPanel, k);
+      turned_product(sums + j * kPanel * ldc + q * kPanel, ldc, rows(j), w, stride, {turned + q * size, size, count - q * kPanel}, k, false);
     }
   for (int64_t m = 0; m < count; m += W)
     for (int64_t j = 0; j < kBlockColumns; j += W) {

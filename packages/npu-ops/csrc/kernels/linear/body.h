@@ -25,7 +25,7 @@ namespace {
 // Up to here products along rows.
 template <class T>
 #if defined(NPU_AVX512)
-constexpr int64_t kFewRows = kTurned<T> ? 24 : 12;
+constexpr int64_t kFewRows = 12;
 #elif defined(__AVX2__)
 constexpr int64_t kFewRows = __is_same(T, bf16) ? 64 : 18;  // shifts widen a weight row as fast as a packed panel
 #else
