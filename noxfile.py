@@ -27,6 +27,7 @@ SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 WORKERS = ("-n", "2")
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = (*(f"unit({package})" for package in PACKAGES), "integration", "packaging", "e2e")  # have tests for the night
+ON_V2 = ("test_tokens",)  # engine tests that `v2` runs on the other model runner
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
@@ -128,6 +129,15 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session
+def v2(session: nox.Session) -> None:
+    """Run the engine's tests on vLLM's V2 model runner (nox -s v2 -- tests/e2e/test_tokens.py for some)."""
+    check_machine(session)
+    env = EVERYTHING | PASSIVE | {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    options = session.posargs or [f"tests/e2e/{name}.py" for name in ON_V2]
+    in_workspace(session, "pytest", *options, *WORKERS, "--dist", "loadscope", env=env)
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Load a server with mixed requests for two minutes, or for other seconds (nox -s soak -- 3600)."""
     check_machine(session)
@@ -212,10 +222,10 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton"):
+    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton", "runners"):
         suites = [options.pop(0)]
     for suite in suites:
-        if suite in ("kvconnector", "triton"):
+        if suite in ("kvconnector", "triton", "runners"):
             in_workspace(session, "python", "-m", f"tests.benchmarks.{suite}", *options)
             continue
         if suite == "statlogger":

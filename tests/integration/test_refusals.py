@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CASES = cases()
 ACCEPTED = {
     "plain": Case({}, "accepted"),
+    "v2": Case({}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     "dense-invariant": Case({}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}),
     "ranks-invariant": Case(
         {"tensor_parallel_size": 4}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
@@ -60,7 +61,7 @@ def test_what_asks_for_nothing_of_it_is_accepted(name: str, said: dict[str, str]
 
 
 def test_sentences_do_not_blame_a_variable_that_nobody_set(said: dict[str, str]) -> None:
-    blamed = [name for name, words in said.items() if "VLLM_USE_V2_MODEL_RUNNER" in words]
+    blamed = [name for name, words in said.items() if "unset VLLM_USE_V2_MODEL_RUNNER" in words]
     assert blamed == [name for name, case in CASES.items() if "VLLM_USE_V2_MODEL_RUNNER" in case.environ]
 
 

@@ -87,6 +87,7 @@ def main(scenario_file: str, result_file: str) -> None:
 def run_scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     """Run one scenario in this process; returns the fields of :class:`EngineRun` but the log."""
     from vllm import LLM
+    from vllm.compilation.counter import compilation_counter
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
     from vllm.platforms import current_platform
 
@@ -95,6 +96,7 @@ def run_scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     earlier = weakref.WeakSet(CUDAGraphWrapper._all_instances)
+    by_v2_before = compilation_counter.num_cudagraph_captured  # which the V2 runner alone counts here
     pooling = scenario["engine"].get("runner") == "pooling"
     llm = LLM(**{"skip_tokenizer_init": not pooling, "disable_log_stats": False} | scenario["engine"])
     profiled = "profiler_config" in scenario["engine"]
@@ -110,7 +112,9 @@ def run_scenario(scenario: dict[str, Any]) -> dict[str, Any]:
             len(wrapper.concrete_cudagraph_entries)
             for wrapper in CUDAGraphWrapper._all_instances
             if wrapper not in earlier
-        ),
+        )
+        + compilation_counter.num_cudagraph_captured
+        - by_v2_before,
         "platform": current_platform.device_type,
         "layers": [asdict(kind) for kind in llm.collective_rpc("layer_implementations")[0]],
     }

@@ -40,6 +40,7 @@ class Case:
 
 _INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
 _WITHOUT_OPS = {"VLLM_PLUGINS": "npu"}
+_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
@@ -48,7 +49,14 @@ _OTHERS: tuple[Case, ...] = (
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafter on the last pipeline stage only"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
-    Case({}, "unset VLLM_USE_V2_MODEL_RUNNER", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler"}),
+    Case({}, "npu was not Triton's one device when vLLM was imported", _V2 | {"TRITON_BACKENDS_IN_TREE": "1"}),
+    Case({"offload_group_size": 2}, "has all weights on the device: leave out --offload-group-size", _V2),
+    Case(
+        {"pipeline_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
+        "does not have pipeline parallelism with external_launcher",
+        _V2,
+    ),
     Case({"model": "{mixture}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
     Case({"model": "{mamba}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
     Case({}, "add npu_ops to npu", _WITHOUT_OPS | {"VLLM_BATCH_INVARIANT": "1"}),

@@ -17,11 +17,14 @@ __all__ = ["run_module", "run_program"]
 IMPORTS = ("vllm.entrypoints.llm", "vllm.v1.engine.core", "npu_platform.worker", "npu_platform.model_runner")
 # OpenMP's threads sleep, which is fair beside other tests; OpenMP reads this when it is loaded.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# vLLM reads them when it is imported, so that processes with others come from another one.
+READ_AT_IMPORT = ("VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND", "TRITON_BACKENDS_IN_TREE")
 
 
 def run_program(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program with further environment variables, which vLLM and the device read when they are used."""
-    return _server().run(program, *arguments, environ=os.environ | PASSIVE | environ, timeout=500)
+    early = tuple((name, environ[name]) for name in READ_AT_IMPORT if name in environ)
+    return _server(early).run(program, *arguments, environ=os.environ | PASSIVE | environ, timeout=500)
 
 
 def run_module(name: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -31,5 +34,5 @@ def run_module(name: str, *arguments: str | Path, **environ: str) -> subprocess.
 
 
 @cache
-def _server() -> ForkServer:
-    return ForkServer(*IMPORTS, environ=os.environ | PASSIVE)
+def _server(early: tuple[tuple[str, str], ...]) -> ForkServer:
+    return ForkServer(*IMPORTS, environ=os.environ | PASSIVE | dict(early))

@@ -108,7 +108,12 @@ def test_every_substitution_is_listed() -> None:
         for name, table in space.items()
         if type(table) is dict and name.isupper()
     }
-    managers = (compat.graph_capture_on_npu, compat.without_kernel_warmup, compat.profiler_knows_npu)
+    managers = (
+        compat.graph_capture_on_npu,
+        compat.without_kernel_warmup,
+        compat.copied_buffers,
+        compat.profiler_knows_npu,
+    )
     with contextlib.ExitStack() as stack:
         for manager in (*managers, compat.without_triton_batch_invariance):
             stack.enter_context(manager())

@@ -15,7 +15,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 SUBSTITUTED = {
     "vllm.v1.worker.gpu_model_runner": ("graph_capture",),
     "vllm.v1.worker.gpu_worker": ("kernel_warmup",),
+    "vllm.v1.worker.gpu.buffer_utils": ("UvaBuffer",),
     "vllm.model_executor.determinism.batch_invariant": ("init_batch_invariance",),
     "vllm.profiler.wrapper": (
         "_DEFAULT_TORCH_PROFILER_ACTIVITIES[npu]",
@@ -44,7 +45,9 @@ def with_npu_streams(function: Callable[..., Any], **names: Any) -> Callable[...
 
     Why: ``GPUModelRunner`` and its asynchronous outputs construct ``torch.cuda.Stream``, ``Event`` and ``stream``
     by name (gpu_model_runner.py: AsyncGPUModelRunnerOutput, __init__, sample_tokens, _copy_draft_token_ids_to_cpu).
-    Versions: vLLM 0.32. A substitution in ``torch.cuda`` would be seen by all threads of the process, in every step.
+    So do the V2 runner and what it copies and captures (worker/gpu/: model_runner, async_utils, structured_outputs,
+    pp_utils, spec_decode/utils, cudagraph_utils). Versions: vLLM 0.32. A substitution in ``torch.cuda`` would be seen
+    by all threads of the process, in every step.
     """
     return reading(inspect.unwrap(function), torch=_TORCH, **names)
 
@@ -68,8 +71,47 @@ def graph_capture_on_npu() -> Iterator[None]:
     """
     from vllm.v1.worker import gpu_model_runner
 
-    with _substituted(vars(gpu_model_runner), "graph_capture", _no_graph_capture):
+    with _substituted(vars(gpu_model_runner), "graph_capture", no_graph_capture):
         yield
+
+
+def no_graph_capture(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+    """Stand in for ``parallel_state.graph_capture``, for the reason that :func:`graph_capture_on_npu` has."""
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def copied_buffers() -> Iterator[None]:
+    """Let the V2 runner make buffers that are copied to the device, in the place of ``UvaBuffer``.
+
+    Why: ``get_accelerator_view_from_cpu_tensor`` knows CUDA and XPU only, and vLLM's own way without unified addressing
+    would have no pinned memory anywhere. Buffers are made in the constructors of two dozen states; those that grow
+    later keep their class. Versions: vLLM 0.32. Scope: construction of the runner, load of its model and of its caches.
+    """
+    from vllm.v1.worker.gpu import buffer_utils
+
+    with _substituted(vars(buffer_utils), "UvaBuffer", CopiedBuffer):
+        yield
+
+
+class CopiedBuffer:
+    """Numbers that the host writes and kernels read: pinned memory, and a tensor of the device that follows it.
+
+    Args:
+        size: shape of both.
+        dtype: of both.
+    """
+
+    def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
+        self.cpu = torch.zeros(size, dtype=dtype, pin_memory=True)  # type: ignore[call-overload]
+        self.np = self.cpu.numpy()
+        self._device = torch.zeros(size, dtype=dtype, device="npu")  # type: ignore[call-overload]
+
+    def uva(self, n: int | None = None) -> torch.Tensor:
+        """Return the device's tensor, or its first `n` rows, with what the host has written."""
+        if n is None:
+            return self._device.copy_(self.cpu, non_blocking=True)
+        return self._device[:n].copy_(self.cpu[:n], non_blocking=True)
 
 
 @contextlib.contextmanager
@@ -147,12 +189,21 @@ def engine_arguments_in_progress() -> Any | None:
     return None
 
 
+class _CudaOnNpu:
+    """``torch.npu``, whose own names also go by those of ``torch.cuda``."""
+
+    CUDAGraph = torch.npu.NPUGraph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.npu, name)
+
+
 class _TorchOnNpu(types.ModuleType):
     """``torch``, with ``torch.npu`` under the name ``cuda``."""
 
     def __init__(self) -> None:
         super().__init__(torch.__name__)
-        self.cuda = torch.npu
+        self.cuda = _CudaOnNpu()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -180,10 +231,6 @@ def _substituted(namespace: dict[str, Any], name: str, value: Any) -> Iterator[N
                 del namespace[name]
             else:
                 namespace[name] = before
-
-
-def _no_graph_capture(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def _nothing(*_: Any, **__: Any) -> None:

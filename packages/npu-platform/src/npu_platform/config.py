@@ -151,12 +151,17 @@ def cxx_compiler() -> str | None:
 
 
 def triton_for_vllm() -> bool:
-    """Say whether Triton's own variable chooses npu, which makes vLLM take its Triton kernels."""
-    return os.environ.get("TRITON_DEFAULT_BACKEND") == "npu"
+    """Say whether vLLM is to take its Triton kernels: Triton's own variable chooses npu, or vLLM's the V2 runner."""
+    return os.environ.get("TRITON_DEFAULT_BACKEND") == "npu" or chose_v2_runner()
+
+
+def chose_v2_runner() -> bool:
+    """Say whether the user asks for vLLM's V2 model runner."""
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip() not in ("", "0")
 
 
 def select_v1_runner() -> None:
-    """Make vLLM choose its V1 model runner unless the user chose: V2 launches Triton kernels that have no npu body."""
+    """Make vLLM choose its V1 model runner unless the user chose: with V2 a first start waits for a compiler."""
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 

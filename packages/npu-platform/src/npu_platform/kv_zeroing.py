@@ -12,6 +12,28 @@ if TYPE_CHECKING:
     from vllm.v1.worker.utils import AttentionGroup
 
 
+class BlockZeroer:
+    """Fills blocks of the KV cache with zeros; takes the place of vLLM's, which is a Triton kernel over raw addresses.
+
+    Args:
+        caches: what :func:`caches_by_block` returns.
+        device: where they are.
+    """
+
+    def __init__(self, caches: list[torch.Tensor], device: torch.device) -> None:
+        self._caches = caches
+        self._device = device
+
+    def zero_block_ids(self, block_ids: list[int]) -> None:
+        """Fill these blocks, in the scheduler's count."""
+        blocks = torch.tensor(block_ids, device=self._device)
+        for cache in self._caches:
+            cache.index_fill_(0, blocks, 0)
+
+    def warmup(self, num_kv_blocks: int) -> None:
+        """Do nothing: there is nothing to compile."""
+
+
 def caches_by_block(
     groups: Iterable[AttentionGroup], layers: Mapping[str, Any], skipped: Collection[str], num_blocks: int
 ) -> list[torch.Tensor]:

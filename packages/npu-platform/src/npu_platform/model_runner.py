@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor
@@ -20,8 +17,9 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelR
 from npu_platform import compat
 from npu_platform.config import NPUConfig
 from npu_platform.features import refuse_states_without_kernels
+from npu_platform.graphs.capturing import progress_bar, without_collections
 from npu_platform.graphs.wrapper import NPUGraphWrapper, count_graphs
-from npu_platform.kv_zeroing import caches_by_block
+from npu_platform.kv_zeroing import BlockZeroer, caches_by_block
 from npu_platform.weight_offload import create_offloader
 
 if TYPE_CHECKING:
@@ -40,11 +38,6 @@ class NPUAsyncOutput(AsyncGPUModelRunnerOutput):
 
 _LINEAR = ("npu_ops::linear", "aten::linear")
 _SAMPLING = ("npu_ops::top_k_top_p", "npu_ops::random_sample", "npu_ops::argmax")
-
-
-def _graphs_captured(batches: list[BatchDescriptor], *, desc: str, **options: Any) -> Any:
-    """Return vLLM's progress bar, with the device's name."""
-    return tqdm(batches, desc=desc.replace("CUDA", "npu"), **options)
 
 
 class NPUModelRunner(GPUModelRunner):
@@ -93,7 +86,7 @@ class NPUModelRunner(GPUModelRunner):
         drafter = getattr(getattr(self, "drafter", None), "model", None)
         return [self.get_model(), *([drafter] if isinstance(drafter, torch.nn.Module) else [])]
 
-    _capture_cudagraphs = compat.reading(GPUModelRunner._capture_cudagraphs, tqdm=_graphs_captured)
+    _capture_cudagraphs = compat.reading(GPUModelRunner._capture_cudagraphs, tqdm=progress_bar)
 
     def _warmup_and_capture(
         self, desc: BatchDescriptor, cudagraph_runtime_mode: CUDAGraphMode, *args: Any, **kwargs: Any
@@ -137,16 +130,8 @@ class NPUModelRunner(GPUModelRunner):
         with torch.npu.skip_kernels(*_LINEAR, *_SAMPLING):
             return super()._dummy_sampler_run(hidden_states)
 
-    @contextlib.contextmanager
-    def _freeze_gc(self) -> Iterator[None]:
-        # vLLM's unfreezes afterwards what NPUWorker has frozen, and looks through all of it.
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_on:
-                gc.enable()
+    def _freeze_gc(self) -> contextlib.AbstractContextManager[None]:
+        return without_collections()
 
     def _sample(self, *args: Any, **kwargs: Any) -> SamplerOutput:
         # A token that is not wanted yet, since its prompt goes on, takes no number from its request's seed.
@@ -174,13 +159,11 @@ class NPUModelRunner(GPUModelRunner):
     def _init_kv_zero_meta(self) -> None:
         layers = self.compilation_config.static_forward_context
         groups, blocks = self._kv_cache_spec_attn_group_iterator(), self.kv_cache_config.num_blocks
-        self._caches_by_block = caches_by_block(groups, layers, self.runner_only_attn_layers, blocks)
+        caches = caches_by_block(groups, layers, self.runner_only_attn_layers, blocks)
+        self._zeroer = BlockZeroer(caches, self.device)
 
     def _zero_block_ids(self, block_ids: list[int]) -> None:
-        # vLLM's own is a Triton kernel over raw addresses.
-        blocks = torch.tensor(block_ids, device=self.device)
-        for cache in self._caches_by_block:
-            cache.index_fill_(0, blocks, 0)
+        self._zeroer.zero_block_ids(block_ids)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
         # Streams are synchronous here, so the staged copy and its event would only cost time.

@@ -120,7 +120,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        """Pin the model runner and register the attention backend's name before the configuration is parsed."""
+        """Choose the model runner and register the attention backend's name before the configuration is parsed."""
         from npu_platform.attention.registration import register_attention_backend
         from npu_platform.batch_sizes import remember_what_the_user_gave
 
@@ -134,11 +134,12 @@ class NPUPlatform(Platform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        """Give every Triton kernel that the V1 runner launches a body in torch ops."""
+        """Give every Triton kernel that the V1 runner launches a body in torch ops; V2's run as they are."""
         from npu_platform.sampling.triton_bodies import register_triton_bodies
         from npu_platform.state_copies import register_state_copies
 
-        register_triton_bodies()
+        if not config.chose_v2_runner():
+            register_triton_bodies()
         register_state_copies()
 
     # --- configuration ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import vllm.envs as vllm_envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from npu_platform import config
+from npu_platform.triton import availability
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, LoRAConfig, ModelConfig, MultiModalConfig, SpeculativeConfig, VllmConfig
@@ -178,13 +179,16 @@ def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _engine(vllm_config: VllmConfig) -> Iterator[str]:
-    if vllm_config.watermark_config is not None:
-        yield "Watermarks of text need the V2 model runner, which is not there on npu: leave out --watermark-config."
-    elif vllm_config.use_v2_model_runner:
-        yield "The V2 model runner launches Triton kernels without npu bodies: unset VLLM_USE_V2_MODEL_RUNNER."
+    if config.chose_v2_runner():
+        yield from _v2_runner(vllm_config)
+    elif vllm_config.watermark_config is not None:
+        yield (
+            "Watermarks of text need the V2 model runner: "
+            "set VLLM_USE_V2_MODEL_RUNNER=1, or leave out --watermark-config."
+        )
     if vllm_config.speculative_config is not None:
         yield from _speculation(vllm_config.speculative_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        if vllm_config.parallel_config.pipeline_parallel_size > 1 and not config.chose_v2_runner():
             yield (
                 "vLLM's V1 model runner has a drafter on the last pipeline stage only, and asks all for it: "
                 "leave out --speculative-config or --pipeline-parallel-size."
@@ -202,6 +206,28 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "NVTX is a part of CUDA: leave out --enable-layerwise-nvtx-tracing."
     yield from _attention(vllm_config)
     yield from _compilation(vllm_config)
+
+
+def _v2_runner(vllm_config: VllmConfig) -> Iterator[str]:
+    from vllm.triton_utils import HAS_TRITON  # which asks for the platform, and this module is imported with that
+
+    if (missing := availability.missing()) is not None:
+        yield (
+            f"The V2 model runner launches Triton kernels, and {missing}: mend that, or unset VLLM_USE_V2_MODEL_RUNNER."
+        )
+    elif not HAS_TRITON:
+        yield (
+            "The V2 model runner launches Triton kernels, and npu was not Triton's one device when vLLM was imported: "
+            "set the variable before that, take no other device's, or unset VLLM_USE_V2_MODEL_RUNNER."
+        )
+    if vllm_config.offload_config.prefetch.offload_group_size > 0:
+        yield (
+            "The V2 model runner has all weights on the device: leave out --offload-group-size, or unset "
+            "VLLM_USE_V2_MODEL_RUNNER."
+        )
+    unknown = vllm_config._get_v2_model_runner_unsupported_features()
+    if unknown:
+        yield f"vLLM's V2 model runner does not have {', '.join(unknown)}: unset VLLM_USE_V2_MODEL_RUNNER."
 
 
 def _attention(vllm_config: VllmConfig) -> Iterator[str]:
@@ -224,7 +250,7 @@ def _compilation(vllm_config: VllmConfig) -> Iterator[str]:
 def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
     if speculation.method not in _SPECULATION:
         yield f"Speculation by {speculation.method!r} does not run on npu: use {', '.join(_SPECULATION)} or none."
-    elif speculation.method == "ngram" and importlib.util.find_spec("numba") is None:
+    elif speculation.method == "ngram" and not config.chose_v2_runner() and importlib.util.find_spec("numba") is None:
         yield "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
     head = speculation.draft_model_config.hf_config.model_type if speculation.method == "mtp" else None
     if head in _OWN_PROPOSERS:

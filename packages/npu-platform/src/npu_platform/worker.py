@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import CompilationTimes
 
     from npu_platform.model_runner import NPUModelRunner
+    from npu_platform.v2.model_runner import NPUModelRunnerV2
 
 logger = init_logger("vllm.npu_platform.worker")
 
@@ -48,7 +49,7 @@ _MORE_DEVICES = (
 
 
 class NPUWorker(Worker):
-    """vLLM's V1 worker on an npu device; what is not here is inherited."""
+    """vLLM's worker on an npu device, with its V1 or its V2 model runner; what is not here is inherited."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build vLLM's worker; arguments are those of ``vllm.v1.worker.gpu_worker.Worker``."""
@@ -169,7 +170,11 @@ class NPUWorker(Worker):
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
 
-    def _make_model_runner(self) -> NPUModelRunner:
+    def _make_model_runner(self) -> NPUModelRunner | NPUModelRunnerV2:
+        if self.use_v2_model_runner:
+            from npu_platform.v2.model_runner import NPUModelRunnerV2
+
+            return NPUModelRunnerV2(self.vllm_config, self.device)
         from npu_platform.model_runner import NPUModelRunner
 
         return NPUModelRunner(self.vllm_config, self.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,17 +134,24 @@ def test_without_a_compiler_one_sentence_says_what_to_do(monkeypatch):
         build.compile_library("", "kernel", fused=True)
 
 
-def test_vllm_has_triton_where_the_variable_of_triton_says_so(monkeypatch):
-    from npu_platform.triton import availability
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, False),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, False),
+        ({"TRITON_DEFAULT_BACKEND": "npu"}, True),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, False),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, True),
+    ],
+)
+def test_vllm_has_triton_where_a_variable_says_so(variables, expected, monkeypatch):
     from npu_platform.triton.driver import NPUDriver
 
     assert NPUDriver.is_active()
+    for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     asked = {"__name__": "vllm.triton_utils.importing", "driver": NPUDriver}
-    for value, expected in ((None, False), ("nvidia", False), ("npu", True)):
-        if value is None:
-            monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)
-        else:
-            monkeypatch.setenv("TRITON_DEFAULT_BACKEND", value)
-        exec("found = [driver.is_active()]", asked)
-        assert asked["found"] == [expected]
-    assert Path(availability.__file__).exists()
+    exec("found = [driver.is_active()]", asked)
+    assert asked["found"] == [expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import sys
 
@@ -14,7 +15,7 @@ def is_active() -> bool:
 
     vLLM takes Triton kernels in many places once it has a driver. The V1 runner needs none of them here, since all that
     it launches has a body of its own, and a process would wait for the compiler at its start. So for vLLM it is active
-    where Triton's own variable chooses it: ``TRITON_DEFAULT_BACKEND=npu``.
+    where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``.
     """
     if _asked_by_vllm() and not config.triton_for_vllm():
         return False
@@ -37,6 +38,15 @@ def _can_run() -> bool:
     except Exception:  # noqa: BLE001 - `import triton` and vLLM must not fail for what is wrong with the device
         return False
     return True
+
+
+def missing() -> str | None:
+    """Return what is not there for Triton kernels, with the way to get it; None: nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return 'Triton is not installed (pip install "npu-platform[triton]")'
+    if config.cxx_compiler() is None:
+        return "there is no C++ compiler (apt install g++, or name one in CXX)"
+    return None
 
 
 def _asked_by_vllm() -> bool:

@@ -1,0 +1,80 @@
+"""The V2 model runner gives the tokens that transformers gives, from Triton kernels and graphs of npu."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import models
+from tests.support.compilers import compilations, noting_compiler
+from tests.support.engine_run import EngineRun, run_engine
+from tests.support.transformers_reference import assert_greedy, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("triton")
+
+NEW = 10
+GREEDY = {"temperature": 0.0, "max_tokens": NEW}
+SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7, "max_tokens": NEW}
+# shorter and longer than a block and than a chunk, and their edges
+PROMPTS = models.prompt_token_ids([1, 2, 15, 16, 17, 100, 255, 256, 257, 600])
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 256,  # prompts longer than this are prefilled in chunks
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 64 << 20,
+    "cudagraph_capture_sizes": [1, 8, 16],
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+    """Prompts in chunks, the same again from the prefix cache, and seeded sampling twice."""
+    greedy = {"prompts": PROMPTS, "sampling": GREEDY}
+    seeded = {"prompts": PROMPTS[-3:], "sampling": SEEDED}
+    return run_engine(tmp_path_factory.mktemp("run"), model, [greedy, greedy, seeded, seeded], V2, **ENGINE)
+
+
+def test_greedy_tokens_are_those_of_transformers(model: Path, run: EngineRun) -> None:
+    for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
+        assert len(output) == NEW
+        assert_greedy(load(model), prompt, output)
+
+
+def test_it_is_the_v2_runner_with_graphs(run: EngineRun) -> None:
+    assert run.platform == "npu"
+    assert run.graphs_captured == len(ENGINE["cudagraph_capture_sizes"])
+    assert "npu runs vLLM's V2 model runner" in run.log
+
+
+def test_what_comes_from_the_prefix_cache_is_the_same(run: EngineRun) -> None:
+    assert max(output["cached"] for output in run.rounds[1]) >= 512
+    assert run.tokens(1) == run.tokens(0)
+
+
+def test_a_seed_gives_the_same_tokens_again(run: EngineRun) -> None:
+    assert run.tokens(2) == run.tokens(3)
+    assert run.tokens(2) != run.tokens(0)[-3:]
+
+
+@pytest.mark.nightly
+def test_a_second_start_compiles_nothing(model: Path, tmp_path: Path) -> None:
+    environ = V2 | noting_compiler(tmp_path) | {"TRITON_CACHE_DIR": str(tmp_path / "kernels")}
+    rounds = [{"prompts": PROMPTS[:4], "sampling": GREEDY}]
+    first = run_engine(tmp_path / "first", model, rounds, environ, **ENGINE)
+    compiled = compilations(tmp_path)
+    second = run_engine(tmp_path / "second", model, rounds, environ, **ENGINE)
+    assert compiled > 10
+    assert compilations(tmp_path) == compiled
+    assert second.tokens(0) == first.tokens(0)
+    assert "JIT compilation during inference" not in first.log
