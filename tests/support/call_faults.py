@@ -102,7 +102,7 @@ def store_blocks(folder: Path, notes: int, seed: int) -> bool:
             store, pending = open_store(folder, quota), set()
         if store is None:  # the server goes on without
             return True
-        lost = store.lost
+        lost, evicted = store.lost, store.evicted
         try:
             if store.put(name_of(number), _REALM, memoryview(block_of(number))):
                 pending.add(number)
@@ -113,14 +113,28 @@ def store_blocks(folder: Path, notes: int, seed: int) -> bool:
                 pending = set()
         except StoreError:
             pending = set()
-        other = chance.randrange(number + 1)
-        read = store.read(name_of(other))
-        if read is None:  # a read that failed gives the block up
-            os.write(notes, b"-%d\n" % other)
-        elif bytes(read.payload) != block_of(other):
+        if store.evicted > evicted:
+            pending -= note_evicted(store, notes, number + 1)
+        if not read_one(store, notes, chance.randrange(number + 1), pending):
             return False
     store.close()
     return True
+
+
+def read_one(store: DurableStore, notes: int, number: int, pending: set[int]) -> bool:
+    """Return whether a block is what had been stored, or is not there; a read that failed gives it up."""
+    read = store.read(name_of(number))
+    if read is None:
+        pending.discard(number)
+        os.write(notes, b"-%d\n" % number)
+    return read is None or bytes(read.payload) == block_of(number)
+
+
+def note_evicted(store: DurableStore, notes: int, blocks: int) -> set[int]:
+    """Note, and return, what a full disk made the store do without."""
+    gone = {number for number in range(blocks) if name_of(number) not in store}
+    os.write(notes, b"".join(b"-%d\n" % number for number in gone))
+    return gone
 
 
 def open_store(folder: Path, quota: int) -> DurableStore | None:
