@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import stat
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from npu_kvconnector.errors import OptionError, StoreError
+from npu_kvconnector.tiers.durable import files, segments
 from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index
@@ -241,6 +244,29 @@ def test_without_an_index_the_blocks_are_found(store: DurableStore, folder: Path
     assert again.recovered.was_rebuilt
     assert held(again, range(60)) == list(range(60))
     assert list((folder / "quarantine").iterdir())
+    again.close()
+
+
+@pytest.mark.parametrize("failing", [5, 40])
+def test_a_disk_that_fails_for_a_moment_costs_no_blocks(
+    failing: int, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, *range(60))
+    store.close()
+    index = newest_index(folder)
+    assert index is not None
+    (index / "data.mdb").write_bytes(random.Random(0).randbytes(100_000))  # so that every record is looked at
+    reads = itertools.count()
+
+    def read_at(*arguments: Any) -> int:
+        if next(reads) == failing:
+            raise OSError(errno.EIO, "for a moment")
+        return files.read_at(*arguments)
+
+    monkeypatch.setattr(segments, "read_at", read_at)
+    again = open_store(folder)
+    assert next(reads) > failing
+    assert held(again, range(60)) == list(range(60))
     again.close()
 
 

@@ -23,9 +23,13 @@ from npu_kvconnector.tiers.durable.segments import Place, SegmentReader, segment
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from npu_kvconnector.tiers.durable.envelope import Header
+
 __all__ = ["Recovered", "newest_index", "recover", "set_aside"]
 
 _BUILDING = ".index-building"
+_TRIES = 3
+"""To read a segment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,13 +77,14 @@ def recover(folder: Path, store_id: bytes, *, map_size: int) -> Recovered:
                 segment_path(place, number).unlink()  # dropped by a transaction, but not yet removed
                 continue
             try:
-                with SegmentReader(place, number) as segment:
-                    segment.check(store_id)
-                    end = _adopt(segment, batch, durable.get(number, PAGE), tick, payloads=not was_rebuilt)
+                found, end = _read(place, number, store_id, durable.get(number, PAGE), payloads=not was_rebuilt)
             except (IntegrityError, OSError):
                 set_aside(segment_path(place, number), folder / "quarantine")
                 batch.dropped.append(number)
                 continue
+            for header in found:
+                ticks = tick + len(batch.puts)
+                batch.puts[header.name] = _entry(header, ticks)
             next_segment = max(next_segment, number + 1)
             _give_back(segment_path(place, number), end, batch, number)
         tick += len(batch.puts)
@@ -114,16 +119,32 @@ def _prove_index(folder: Path, map_size: int) -> tuple[Index, bool]:
     return Index(new, map_size=map_size), not is_proven and not is_first
 
 
-def _adopt(segment: SegmentReader, batch: Batch, start: int, tick: int, *, payloads: bool) -> int:
-    """Put the records behind ``start`` into the batch; return where the last one ends."""
-    end = start
-    for header in segment.scan(start, segment.file_bytes(), payloads=payloads):
-        place = Place(header.segment, header.offset, header.size)
-        ticks = tick + len(batch.puts)
-        entry = Entry(place, header.block_bytes, header.codec, header.realm, header.stored_at, ticks, ticks)
-        batch.puts[header.name] = entry
-        end = header.offset + record_bytes(header.size)
-    return end
+def _read(folder: Path, number: int, store_id: bytes, start: int, *, payloads: bool) -> tuple[list[Header], int]:
+    """Return the records of a segment behind ``start``, and where the last one ends.
+
+    A disk that fails for a moment must not cost the blocks behind, so it is asked again.
+
+    Raises:
+        IntegrityError: the segment is damaged, or another store's.
+        OSError: it cannot be read.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            with SegmentReader(folder, number) as segment:
+                segment.check(store_id)
+                found = list(segment.scan(start, segment.file_bytes(), payloads=payloads))
+        except OSError:
+            if not left:
+                raise
+        else:
+            break
+    end = found[-1].offset + record_bytes(found[-1].size) if found else start
+    return found, end
+
+
+def _entry(header: Header, tick: int) -> Entry:
+    place = Place(header.segment, header.offset, header.size)
+    return Entry(place, header.block_bytes, header.codec, header.realm, header.stored_at, tick, tick)
 
 
 def _give_back(path: Path, end: int, batch: Batch, number: int) -> None:

@@ -187,6 +187,9 @@ class SegmentReader:
             start: offset of the first record.
             end: bytes of the file.
             payloads: whether to read and verify the payloads too.
+
+        Raises:
+            OSError: it cannot be read now; what is behind may be whole.
         """
         page = page_buffer(PAGE)
         buffer = page
@@ -201,7 +204,7 @@ class SegmentReader:
                 if payloads:
                     buffer = buffer if len(buffer) >= length else page_buffer(length)
                     self.read(Place(self.number, start, header.size), buffer)
-            except (IntegrityError, OSError):
+            except IntegrityError:
                 return
             yield header
             start += length
