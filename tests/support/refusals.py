@@ -85,6 +85,11 @@ _OTHERS: tuple[Case, ...] = (
         "Latent attention is not context-parallel on npu",
     ),
     Case(
+        {"model": "{latent}", "tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+        "latent attention and experts are on ranks of both kinds",
+        {"NPU_SIMULATOR_DEVICES": "4"},
+    ),
+    Case(
         {"model": "{hybrid}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "States are not shared out among context-parallel ranks",
     ),

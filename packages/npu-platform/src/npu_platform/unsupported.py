@@ -129,6 +129,12 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Adapters have no npu kernels for quantised experts: leave out --enable-lora."
     if vllm_config.lora_config is not None and vllm_config.parallel_config.data_parallel_size > 1:
         yield "Adapters of experts stay on their data-parallel rank: leave out --enable-lora or --data-parallel-size."
+    if vllm_config.parallel_config.use_sequence_parallel_moe and vllm_config.model_config.use_mla:
+        # deepseek_v2.py tells a rank's part of the tokens by its length, which of a single token is 1 as well.
+        yield (
+            "vLLM 0.32 computes wrong tokens where latent attention and experts are on ranks of both kinds: leave out "
+            "--enable-expert-parallel, or one of --tensor- and --data-parallel-size."
+        )
     if vllm_config.kernel_config.moe_backend != "auto":
         yield "Experts are computed by npu-ops: leave out --moe-backend."
     if vllm_config.parallel_config.expert_placement_strategy != "linear":
