@@ -222,7 +222,7 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton", "runners"):
+    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton", "runners", "features"):
         suites = [options.pop(0)]
     for suite in suites:
         if suite in ("kvconnector", "triton", "runners"):

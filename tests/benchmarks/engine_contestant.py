@@ -14,7 +14,8 @@ import os
 import random
 import sys
 import time
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,10 @@ def profiler(folder: str) -> dict[str, Any]:
 class Timer:
     """Runs random prompts through an engine, greedily, and notes when tokens come."""
 
-    def __init__(self, engine: Any, vocabulary: int) -> None:
+    def __init__(self, engine: Any, vocabulary: int, adapters: Sequence[Any] = ()) -> None:
+        """`adapters`: what asks for each; the sequences of a batch take them in turn."""
         self.engine, self.vocabulary, self.requests = engine, vocabulary, 0
+        self.adapters = adapters or [None]
 
     def measured(self, case: Case) -> list[float]:
         """Return the seconds of a case's samples: of each prompt, or of each step."""
@@ -105,8 +108,8 @@ class Timer:
         names = [str(self.requests + number) for number in range(batch)]
         self.requests += batch
         began = time.perf_counter()
-        for name, prompt in zip(names, prompts, strict=True):
-            self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        for name, prompt, adapter in zip(names, prompts, cycle(self.adapters), strict=False):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling, lora_request=adapter)
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
             if outputs:

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from npu_platform.start_times import StartTimes
-from tests.benchmarks import draw, engine, pages, peer, results, serve, split, start
+from tests.benchmarks import draw, engine, features, pages, peer, results, serve, split, start
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
 from tests.benchmarks.limits import Limits
@@ -77,6 +77,20 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
     assert f"**{ours['versions']['tier']}**" in page
     assert "decode batch 2 context 64" in page
     assert not (tmp_path / "engine.part.json").exists()
+
+
+@pytest.mark.nightly
+def test_a_trial_of_features_ends_in_a_table_of_each_kind(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    compared = ["answers", "n-gram", "without", "8 adapters", "16-bit cache", "fp8 cache"]
+    options = ["--shape", "tiny", "--quick", "--models", str(tmp_path / "models"), "--results", str(tmp_path)]
+    features.main([*options, "--features", *compared])
+    turns = json.loads((tmp_path / "features.json").read_text())["turns"]
+    assert {turn["feature"]: turn.get("failure") for turn in turns} == dict.fromkeys(compared)
+    page = (tmp_path / "features.md").read_text()
+    assert "| n-gram | npu |" in page
+    assert "| 8 adapters | decode batch 8 context 64 | npu |" in page
+    assert "| fp8 cache | decode batch 4 context 4096 | npu |" in page
 
 
 def test_a_run_that_was_cut_off_goes_on_where_nothing_has_changed(tmp_path):

@@ -31,6 +31,8 @@ SENTENCES = ROOT / "packages/npu-platform/src/npu_platform/unsupported.py"
 ELSEWHERE = {
     "Speculation by 'ngram' needs numba": "packages/npu-platform/tests/test_features.py",
     "Heads of the kind": "no such head is small enough to be made here",
+    "This device has no graphs": "packages/npu-platform/tests/test_capabilities.py",
+    "This device runs compiled models only": "packages/npu-platform/tests/test_capabilities.py",
     "With NPU_DEBUG=memory none but": "packages/npu-platform/tests/test_kv_transfer.py",
 }
 PAGE = ROOT / "docs" / "reference" / "refusals.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import vllm.envs as vllm_envs
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.npu_platform.features")
 
 
-def refuse_what_needs_a_gpu(vllm_config: VllmConfig) -> None:
-    """Raise UnsupportedFeatureError for what vLLM would refuse later without the way out."""
-    _refuse(unsupported.needs_gpu(vllm_config))
+def refuse_early(vllm_config: VllmConfig) -> None:
+    """Raise UnsupportedFeatureError for what vLLM would refuse later without the way out, or leave out in silence."""
+    _refuse(chain(unsupported.needs_gpu(vllm_config), unsupported.limits_of_the_device(vllm_config)))
 
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:

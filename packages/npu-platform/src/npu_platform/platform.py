@@ -13,7 +13,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, config, features, forks, numa
+from npu_platform import activation, capabilities, config, features, forks, numa
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class NPUPlatform(Platform):
     # for Ray, a resource of that name is Ascend's: it would set the variable of Ascend's driver
     ray_noset_device_env_vars: ClassVar[list[str]] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]
     simple_compile_backend = "eager"
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
 
     # --- the device -------------------------------------------------------------------------------------------
 
@@ -80,12 +79,16 @@ class NPUPlatform(Platform):
         """Return the number of threads that the device's kernels run on."""
         return torch.npu.get_device_properties(device_id).multi_processor_count
 
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """What models may be computed in; the first takes the place of a checkpoint's dtype that is not there."""
+        return list(capabilities.of_device().dtypes)
+
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
-        """Raise UnsupportedFeatureError unless the kernels compute in `dtype`."""
-        if dtype not in cls.supported_dtypes:
-            msg = f"the npu device computes in bfloat16, float16 and float32, not {dtype}: pass --dtype bfloat16."
-            raise UnsupportedFeatureError(msg)
+        """Raise UnsupportedFeatureError unless the device computes in `dtype`."""
+        if (sentence := capabilities.of_device().no_dtype(dtype)) is not None:
+            raise UnsupportedFeatureError(sentence)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
@@ -158,7 +161,7 @@ class NPUPlatform(Platform):
 
         # EngineArgs loads npu-ops and the like; a VllmConfig that somebody builds by hand does not.
         load_general_plugins()
-        features.refuse_what_needs_a_gpu(vllm_config)
+        features.refuse_early(vllm_config)
         features.drop_attention_of_gpus(vllm_config)
         choose_for_the_host(vllm_config)
         apply_graph_defaults(vllm_config)
@@ -263,8 +266,8 @@ class NPUPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """Say True: decode steps are replayed as device graphs."""
-        return True
+        """Say whether decode steps are replayed as device graphs."""
+        return capabilities.of_device().graphs
 
     @classmethod
     def get_static_graph_wrapper_cls(cls) -> str:

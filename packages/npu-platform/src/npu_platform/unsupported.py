@@ -15,13 +15,13 @@ import torch
 import vllm.envs as vllm_envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from npu_platform import config
+from npu_platform import capabilities, config
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, LoRAConfig, ModelConfig, MultiModalConfig, SpeculativeConfig, VllmConfig
 
-__all__ = ["needs_gpu", "refusals"]
+__all__ = ["limits_of_the_device", "needs_gpu", "refusals"]
 
 _GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of the GPU
 _GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
@@ -53,6 +53,19 @@ def needs_gpu(vllm_config: VllmConfig) -> Iterator[str]:
     connected = transfer is not None and transfer.has_connector("HiSparseConnector")
     if vllm_config.attention_config.hisparse_config is not None or connected:
         yield "HiSparse runs on NVIDIA GPUs only: leave out hisparse_config and the HiSparseConnector."
+
+
+def limits_of_the_device(vllm_config: VllmConfig) -> Iterator[str]:
+    """Yield what is asked for and beyond what the vendor says of the device; the software NPU has all of it."""
+    from vllm.config import CompilationMode, CUDAGraphMode
+
+    device, model, compilation = capabilities.of_device(), vllm_config.model_config, vllm_config.compilation_config
+    if model is not None and (sentence := device.no_dtype(model.dtype)) is not None:
+        yield sentence
+    if not device.graphs and compilation.cudagraph_mode not in (None, CUDAGraphMode.NONE):
+        yield "This device has no graphs: leave out cudagraph_mode in --compilation-config."
+    if device.needs_compilation and compilation.mode not in (None, CompilationMode.VLLM_COMPILE):
+        yield "This device runs compiled models only: leave out --enforce-eager, and mode in --compilation-config."
 
 
 def _model(vllm_config: VllmConfig) -> Iterator[str]:

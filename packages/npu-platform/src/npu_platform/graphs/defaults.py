@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npu_platform import capabilities
+
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import CUDAGraphMode, VllmConfig
 
 _CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Tokens of the batches to capture. Padding up to the next size costs little, because decode reads the weights once
@@ -20,19 +22,28 @@ def apply_graph_defaults(vllm_config: VllmConfig) -> None:
     With speculation, graphs are of any batch with so many tokens: drafts are found for some requests and in some steps
     only, and vLLM's graphs of decode alone are for batches in which each request has all of its drafts.
     """
-    from vllm.config import CompilationMode, CUDAGraphMode
+    from vllm.config import CompilationMode
 
     compilation = vllm_config.compilation_config
     if compilation.mode is None:
         in_pieces = compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_piecewise_cudagraphs()
-        compilation.mode = CompilationMode.VLLM_COMPILE if in_pieces else CompilationMode.NONE
+        compiled = in_pieces or capabilities.of_device().needs_compilation
+        compilation.mode = CompilationMode.VLLM_COMPILE if compiled else CompilationMode.NONE
     if compilation.cudagraph_mode is None:
-        mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
-        compilation.cudagraph_mode = CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY
+        compilation.cudagraph_mode = _graph_mode(vllm_config)
     if compilation.cudagraph_capture_sizes is None and compilation.max_cudagraph_capture_size is None:
         largest = vllm_config.scheduler_config.max_num_seqs * vllm_config.uniform_decode_query_len
         sizes = [size for size in _CAPTURE_SIZES if size < largest]
         compilation.cudagraph_capture_sizes = [*sizes, min(largest, _CAPTURE_SIZES[-1])]
+
+
+def _graph_mode(vllm_config: VllmConfig) -> CUDAGraphMode:
+    from vllm.config import CUDAGraphMode
+
+    if not capabilities.of_device().graphs:
+        return CUDAGraphMode.NONE
+    mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
+    return CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY
 
 
 def _attends_natively(vllm_config: VllmConfig) -> bool:
