@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import wave
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -61,7 +61,7 @@ def test_videos(tmp_path: Path) -> None:
             messages = [{"role": "user", "content": content}]
             options = {"temperature": 0, "max_tokens": NEW, "ignore_eos": True}
             answer = server.ask("/v1/chat/completions", messages=messages, **options)
-            texts.append(answer["choices"][0]["message"]["content"])
+            texts.append(answer["choices"][0]["message"]["content"].strip())
     assert texts == [seen(folder, seed) for seed in (0, 1)]
     assert texts[0] != texts[1]
 
@@ -110,12 +110,14 @@ def frames(seed: int) -> list[bytes]:
 
 @torch.inference_mode()
 def seen(folder: Path, seed: int) -> str:
-    """Return what transformers says about a video."""
+    """Return what transformers says about a video of one frame a second, as vLLM takes frames for."""
     reference = transformers.Qwen2_5_VLForConditionalGeneration
     model = reference.from_pretrained(folder, attn_implementation="eager").eval()
     processor = transformers.AutoProcessor.from_pretrained(folder)
     video = np.stack([np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in frames(seed)])
     text = "t20 <|vision_start|><|video_pad|><|vision_end|>"
-    inputs = processor(text=[text], videos=[video], return_tensors="pt", do_sample_frames=False)
+    when = {"fps": 1.0, "total_num_frames": FRAMES, "frames_indices": list(range(FRAMES))}
+    options: dict[str, Any] = {"video_metadata": [when], "do_sample_frames": False}
+    inputs = processor(text=[text], videos=[video], return_tensors="pt", **options)
     ids = model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
-    return str(processor.tokenizer.decode(ids[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
+    return str(processor.tokenizer.decode(ids[0, inputs.input_ids.shape[1] :], skip_special_tokens=True).strip())

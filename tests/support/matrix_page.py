@@ -37,7 +37,7 @@ figures are of {date}, commit {commit}, vLLM {vllm}, {processor}.
   synchronous, one device. That those four are right is tested against transformers elsewhere ([Tests](../developer_guide/tests.md)).
 - **Passed** means that tokens are equal, or that noise has chosen between two: logprobs differ from the baseline's by at most 1.5
   times what the baseline in bfloat16 differs from itself in float32, and in float32 by a fiftieth of that (by as much where activations
-  or the cache are rounded: a value that noise moves by a step moves others).
+  or the cache are rounded, twice where both are: a value that noise moves by a step moves others).
 
 """
 _AFTER = """
