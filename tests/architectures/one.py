@@ -53,9 +53,12 @@ ENGINE: dict[str, Any] = {
 }
 WITHOUT_MEDIA: dict[str, Any] = {"limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0)}
 GENERATING = ENGINE | {"max_num_batched_tokens": 64, "skip_tokenizer_init": True}
+WHOLE = ENGINE | {"max_num_batched_tokens": 256, "skip_tokenizer_init": True}
 POOLING = ENGINE | {"max_num_batched_tokens": 256, "runner": "pooling"}
 WIDER = ("Cohere2ForCausalLM", "Cohere2MoeForCausalLM", "Cohere2VisionForConditionalGeneration")
 """A token sees one more before it in vLLM than in transformers, as in training (vLLM's commandr.py)."""
+IN_ONE_STEP = ("HrmTextForCausalLM",)
+"""The tokens of a prompt see each other, so that no step may end within it."""
 POOLED = {"embedding": "token_embed", "classification": "classify", "token": "token_classify"}
 
 
@@ -140,7 +143,8 @@ def _generate(architecture: str, kind: str, folder: Path) -> list[dict[str, Any]
     from vllm import LLM, SamplingParams
 
     _look_at(architecture, folder)
-    llm = LLM(str(folder), **GENERATING | (WITHOUT_MEDIA if kind == "multimodal" else {}))
+    engine = WHOLE if architecture in IN_ONE_STEP else GENERATING
+    llm = LLM(str(folder), **engine | (WITHOUT_MEDIA if kind == "multimodal" else {}))
     parameters = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=1)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], parameters, use_tqdm=False)
     chosen = [output.outputs[0] for output in outputs]
@@ -181,7 +185,9 @@ def _greatest_error(model: torch.nn.Module, answers: list[dict[str, Any]]) -> fl
 def _error_of_text(model: torch.nn.Module, prompt: list[int], answer: dict[str, Any]) -> float:
     """Return how far the chosen tokens' logprobs are from transformers', or from its best tokens'."""
     ids = torch.tensor([prompt + answer["tokens"][:-1]])
-    logits = model(input_ids=ids).logits[0, len(prompt) - 1 :]
+    together = type(model).__name__ in IN_ONE_STEP
+    seeing = {"token_type_ids": torch.arange(ids.shape[1])[None] < len(prompt)} if together else {}
+    logits = model(input_ids=ids, **seeing).logits[0, len(prompt) - 1 :]
     truth = logits.float().log_softmax(-1)
     chosen = truth.gather(1, torch.tensor(answer["tokens"])[:, None])[:, 0]
     off = (torch.tensor(answer["logprobs"]) - chosen).abs().max()

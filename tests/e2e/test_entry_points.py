@@ -1,5 +1,5 @@
 """What a package that a user installs beside ours brings by its entry points works on npu: a model, a processor of logits,
-and a processor of what goes in and comes out.
+a processor of what goes in and comes out, and a route of the API server.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 import torch
 
+from npu_platform import activation
 from tests.support import judges, models
 from tests.support.environments import ROOT, add_distribution
+from tests.support.server import serve_demo
 from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ users_parts = tests.support.users_parts:register
 few_tokens = tests.support.few_tokens:FewTokens
 [vllm.io_processor_plugins]
 lengths = tests.support.users_processor:lengths
+[vllm.endpoint_plugins]
+device_memory = tests.support.users_endpoint:DeviceMemory
 """
 PROMPTS, LENGTHS, FEW = models.prompt_token_ids([5, 40], seed=8), [3, 20], 300
 BEGIN = """
@@ -78,12 +83,25 @@ def test_a_processor_of_what_goes_in_and_comes_out(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(row), expected, atol=1e-4, rtol=0)
 
 
+def test_a_route_of_the_server(tmp_path: Path) -> None:
+    environ = beside_the_package(tmp_path / "site")
+    # vLLM loads such plugins where this names them, and then no others that it does not name
+    environ["VLLM_PLUGINS"] = ",".join((*activation.installed_plugins(), "device_memory"))
+    with serve_demo(tmp_path, "--worker-extension-cls", "tests.support.vital_signs.DeviceBytes", **environ) as server:
+        answer = httpx.get(f"{server.url}/device_memory", timeout=60, trust_env=False)
+    assert answer.json()["bytes"] > 0
+
+
+def beside_the_package(site: Path) -> dict[str, str]:
+    """Put the user's package into a folder; return what a process needs to find it."""
+    add_distribution(site, "users-parts", "1.0", ENTRY_POINTS)
+    return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
+
+
 def said(tmp_path: Path, folder: Path, program: str, asked: Any) -> Any:
     """Run a program beside the installed package, with the engine in a process of its own."""
     site = tmp_path / "site"
-    add_distribution(site, "users-parts", "1.0", ENTRY_POINTS)
-    path = os.pathsep.join((str(site), str(ROOT)))
-    environ = {"PYTHONPATH": path, "NPU_SIMULATOR_MEMORY": "2GiB"}
+    environ = beside_the_package(site) | {"NPU_SIMULATOR_MEMORY": "2GiB"}
     done = run_program(BEGIN + program, str(site), str(folder), json.dumps(asked), str(FEW), **environ)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
     assert line is not None, done.stderr[-4000:]
