@@ -149,14 +149,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 8, "moe_top_k": 2},
     },
-    "CohereCompassTextConfig": {
-        "layer_types": _MIXED,
-        "rope_parameters": dict.fromkeys(set(_MIXED), _THREE_POSITIONS["rope_parameters"]),
-        "logit_scale": 1.0,
-    },
-    "Granite4VisionConfig": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1]},
-    "CohereCompassConfig": {"tie_word_embeddings": True},
-    "VoxtralEncoderConfig": {"downsample_factor": 4},  # as published
     "MuseGlimmerVisionConfig": {"output_dim": 256},
     "Gemma3nTextConfig": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
     "Gemma3TextConfig": {"layer_types": _MIXED},
@@ -193,8 +185,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
-# Language models that published configurations name, and the class' defaults do not.
-_LANGUAGE_MODELS = {"Granite4VisionConfig": "granite4_vision_text"}
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim")
 
 
@@ -227,8 +217,6 @@ def _parts(cls: type[transformers.PreTrainedConfig]) -> dict[str, Any]:
         part = getattr(whole, name, None)
         if part is None and name == "vision_config" and cls.sub_configs[name] is not transformers.AutoConfig:
             part = cls.sub_configs[name]()
-        if name == "text_config" and cls.__name__ in _LANGUAGE_MODELS:
-            part = transformers.CONFIG_MAPPING[_LANGUAGE_MODELS[cls.__name__]]()
         if isinstance(part, transformers.PreTrainedConfig):
             shape = next((each for word, each in _BY_PART.items() if name.startswith(word)), _LANGUAGE)
             parts[name] = _tiny(type(part), shape)

@@ -135,15 +135,20 @@ class Workshop:
 
 
 def questions(number: int = 40) -> list[list[int]]:
-    """Return the questions about the demo model's facts that have the longest answers, as token ids."""
+    """Return conversations about the demo model's facts with the longest answers, as token ids.
+
+    A question is asked again after its answer, so that n-grams of the conversation come back.
+    """
     import transformers
 
     from npu_platform.demo import MODEL
     from npu_platform.demo.facts import all_facts
+    from npu_platform.demo.train import ASSISTANT, END, USER
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     facts = sorted(all_facts(), key=lambda fact: (-len(fact.answer), fact.question))[:number]
-    return [tokenizer.encode(f"<|user|>{fact.question}<|end|><|assistant|>") for fact in facts]
+    asked = [f"{USER}{fact.question}{END}{ASSISTANT}" for fact in facts]
+    return [tokenizer.encode(f"{ask}{fact.answer}{END}{ask}") for ask, fact in zip(asked, facts, strict=True)]
 
 
 def main(arguments: list[str] | None = None) -> None:
