@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import npu_ops
-from npu_ops import choices
+from npu_ops import choices, native
 from npu_ops.config import OpsConfig
 from npu_ops.errors import ConfigError
 
@@ -124,6 +124,19 @@ def test_entries_of_another_form_are_not_taken(caplog):
 def test_another_machine_has_another_file():
     key = choices.machine(CPU)
     assert len({choices.path(key | {name: "other"}) for name in key}) == len(key)
+
+
+def test_another_build_measures_anew(tmp_path, monkeypatch):
+    assert choices.machine(CPU)["npu_ops"].endswith(native.digest())
+    library = tmp_path / "_C.so"
+    monkeypatch.setattr(native, "_LIBRARY", library)
+    digests = set()
+    for content in (b"one build", b"another"):
+        library.write_bytes(content)
+        native.digest.cache_clear()
+        digests.add(native.digest())
+    native.digest.cache_clear()
+    assert len(digests) == 2
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(cache, monkeypatch, caplog):

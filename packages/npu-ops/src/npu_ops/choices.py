@@ -78,7 +78,7 @@ def measure(weights: Sequence[Tensor], rows: int) -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what a measurement holds for: processor, device, threads, instruction set and versions."""
+    """Return what a measurement holds for: processor, device, threads, instruction set, versions and the kernels' build."""
     from importlib.metadata import version
 
     where = device.type
@@ -93,7 +93,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": threads,
         "isa": native.isa(),
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
-        "npu_ops": version("npu-ops"),
+        "npu_ops": f"{version('npu-ops')}, {native.digest()}",
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def load() -> None:
     if config.batch_invariant:
         set_batch_invariant(on=True)
     bind_device()
+
+
+@functools.cache
+def digest() -> str:
+    """Return a digest of the kernels' library, by which one build is told from another; empty without native kernels."""
+    path = _find_library()
+    if path is None:
+        return ""
+    with path.open("rb") as library:
+        return hashlib.file_digest(library, "sha256").hexdigest()[:12]
 
 
 def bind_device() -> bool:
