@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sub-command that `arguments` (default: the process's) name and return the exit code."""
     try:
         try:
-            options = _parser().parse_args(arguments)
+            own, served = _split(sys.argv[1:] if arguments is None else arguments)
+            options = _parser().parse_args(own, argparse.Namespace(served=served))
             run: Callable[[argparse.Namespace], int] = options.run
             return run(options)
         finally:
@@ -34,6 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + 13  # as a shell reports a program that SIGPIPE has ended
 
 
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return our arguments, and those of ``vllm serve`` that follow ``--plan --``."""
+    if "--plan" not in arguments or "--" not in arguments:
+        return arguments, ()
+    place = list(arguments).index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="npu", description="vLLM on an NPU: show it, check it.", epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -41,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--ready-timeout", type=float, default=300.0, help="seconds to wait for the server (default 300)")
     doctor = _add(commands, "doctor", "trace every plugin decision and name each problem with its remedy", _doctor)
     doctor.add_argument("--model", help="load this model (folder or name) and show what each layer runs")
+    ranks = (
+        "show what each rank of `vllm serve` with these arguments would get: --plan -- MODEL --tensor-parallel-size 2"
+    )
+    doctor.add_argument("--plan", action="store_true", help=ranks)
     info = _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
     layers = "load MODEL (folder or name; default: the demo model) and show which implementation each layer runs"
     info.add_argument("--ops", nargs="?", const="", metavar="MODEL", help=layers)
@@ -71,7 +84,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from npu_platform.doctor import run
 
-    return run(as_json=options.json, model=options.model)
+    return run(as_json=options.json, model=options.model, plan=options.served if options.plan else None)
 
 
 def _info(options: argparse.Namespace) -> int:

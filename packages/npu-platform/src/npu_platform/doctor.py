@@ -22,7 +22,7 @@ from npu_platform import activation, config, numa
 from npu_platform.memory_ledger import host_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Finding", "examine", "run"]
 
@@ -55,9 +55,13 @@ class Finding:
     remedy: str | None = None
 
 
-def run(*, as_json: bool, model: str | None = None) -> int:
-    """Print all findings, and what a model's layers run; return 0 when there is no problem, else 1."""
+def run(*, as_json: bool, model: str | None = None, plan: Sequence[str] | None = None) -> int:
+    """Print all findings, what a model's layers run, and what the ranks of a server would get (`plan`: its arguments).
+
+    Return 0 when there is no problem, else 1.
+    """
     findings = [*examine(), *(_guarded(partial(_layers, model)) if model else ())]
+    findings += _guarded(partial(_plan, plan)) if plan is not None else ()
     problems = [finding for finding in findings if not finding.ok]
     if as_json:
         print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -89,7 +93,7 @@ def _guarded(room: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from room()
     except Exception as error:  # noqa: BLE001 whatever it is, it is a finding
-        name = getattr(room, "__name__", "layers").strip("_")
+        name = getattr(room, "func", room).__name__.strip("_")
         yield Finding(name, "examination", f"{type(error).__name__}: {error}", ok=False)
 
 
@@ -266,6 +270,20 @@ def _ops() -> Iterator[Finding]:
         yield Finding("ops", "kernels", detail)
     for op in known:
         yield Finding("ops", op.name, f"on npu: {op.npu}; on cpu: {op.cpu}")
+
+
+def _plan(arguments: Sequence[str]) -> Iterator[Finding]:
+    """What each rank would get that ``vllm serve`` starts here with these arguments."""
+    import torch
+
+    from npu_platform import plan
+
+    ranks, count = plan.planned(plan.config_of(arguments)), torch.npu.device_count()
+    for rank in ranks:
+        there = rank.device < count
+        remedy = None if there else f"Use fewer ranks; on the software NPU set NPU_SIMULATOR_DEVICES to {len(ranks)}."
+        detail = rank.share() if there else f"needs npu:{rank.device}, but this process sees {count}"
+        yield Finding("plan", rank.name(), detail, there, remedy)
 
 
 def _layers(model: str) -> Iterator[Finding]:

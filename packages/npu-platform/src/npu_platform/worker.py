@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm.envs as vllm_envs
-from vllm.distributed import get_world_group
+from vllm.distributed import get_pp_group, get_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
@@ -19,7 +20,7 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa, openmp, sleep_mode
+from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
@@ -31,7 +32,9 @@ from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import CompilationTimes
 
     from npu_platform.model_runner import NPUModelRunner
@@ -134,7 +137,21 @@ class NPUWorker(Worker):
         if (problem := ledger.problem()) is not None:
             logger.warning(problem)
         logger.info("npu worker: up after %s", self.start_times.text())
+        self._say_what_ranks_got()
         return times
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run a step; end this process when an earlier pipeline stage has lost the others.
+
+        vLLM waits for the last stage only, which may be on a host that is gone: it would not hear of this one's error.
+        """
+        try:
+            return super().execute_model(scheduler_output)
+        except torch.distributed.DistBackendError as error:
+            if get_pp_group().is_last_rank or self.parallel_config.distributed_executor_backend != "mp":
+                raise
+            logger.exception("npu worker: this pipeline stage has lost the others, and ends")
+            raise SystemExit(1) from error
 
     def summary(self) -> dict[str, str]:
         """Return what runs where in this worker: device, dtype, ops and graphs; `npu demo` prints it from the log."""
@@ -169,6 +186,21 @@ class NPUWorker(Worker):
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
+
+    def _say_what_ranks_got(self) -> None:
+        """Let the first rank of a group log what each has of its host: the table of ``npu doctor --plan``."""
+        world, parallel = get_world_group(), self.parallel_config
+        if world.world_size == 1:
+            return
+        stage, part = divmod(self.rank % parallel.world_size, parallel.tensor_parallel_size)
+        memory = int(self.requested_memory)
+        nodes, threads = tuple(numa.nodes()), torch.npu.get_num_threads()
+        host = socket.gethostname() if parallel.nnodes > 1 else ""
+        mine = plan.Rank(parallel.data_parallel_index, stage, part, self.device.index, nodes, threads, memory, host)
+        of_all = [mine] * world.world_size
+        torch.distributed.all_gather_object(of_all, mine, group=world.cpu_group)
+        if world.rank_in_group == 0:
+            logger.info("npu ranks:\n%s", plan.text(of_all))
 
     def _make_model_runner(self) -> NPUModelRunner | NPUModelRunnerV2:
         if self.use_v2_model_runner:
