@@ -7,13 +7,14 @@ namespace npu_ops {
 namespace {
 
 #if defined(NPU_AVX512)
-constexpr int kProductBatch = 6;  // packed rows at a time
+constexpr int kProductBatch = 8;  // packed rows at a time, at most
 #else
 constexpr int kProductBatch = 4;
 #endif
 constexpr int64_t kProductRows = 64;      // weight rows whose sums are kept meanwhile
 constexpr int64_t kProductBytes = 24576;  // of the packed rows that a pass keeps in L1
 constexpr int64_t kProductAhead = 1024;   // bytes
+constexpr int64_t kShortRow = 1536;       // elements
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
 // as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.
@@ -24,7 +25,13 @@ struct Ahead {
 
 // Weight rows at a time beside M packed rows: their sums fill the registers.
 template <int M>
-constexpr int kProductStreams = kProductBatch == 4 && M > 2 ? 3 : 4;
+constexpr int kProductStreams = kProductBatch == 4 ? (M > 2 ? 3 : 4) : M > 6 ? 3 : 4;
+
+// Batches that `size` packed rows are taken in. With AVX-512, three weight rows by eight packed ones are faster than twice four by four where
+// the weight rows are long, since the second time they come from L2; where they are short, six at most are.
+NPU_INLINE int64_t product_batches(int64_t size, int64_t k) {
+  return ceil_div(size, kProductBatch == 8 && k <= kShortRow ? 6 : kProductBatch);
+}
 
 // As row_dots, where the weight rows are fewer than the packed ones: they are what registers hold. Returns how far it came.
 template <class T, int R, int M>
