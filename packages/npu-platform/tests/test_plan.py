@@ -13,7 +13,7 @@ import pytest
 import torch
 from vllm.config import ParallelConfig
 
-from npu_platform import numa, plan
+from npu_platform import doctor, numa, plan
 from npu_platform.demo import MODEL
 
 CORES = {0: list(range(8)), 1: list(range(8, 16))}
@@ -64,6 +64,15 @@ def test_the_users_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned()[0].threads == torch.npu.get_num_threads()
 
 
+def test_a_device_that_is_not_there_is_a_problem() -> None:
+    count = torch.npu.device_count()
+    found = list(doctor._plan([str(MODEL), "--tensor-parallel-size", "1", "--pipeline-parallel-size", str(count + 1)]))
+    assert [finding.ok for finding in found] == [True] * count + [False]
+    assert found[count].name == f"replica 0, stage {count}, part 0"
+    assert f"NPU_SIMULATOR_DEVICES to {count + 1}" in (found[count].remedy or "")
+
+
+@pytest.mark.nightly
 def test_doctor_plans_and_misses_a_device() -> None:
     program = "import sys; from npu_platform.cli import main; sys.exit(main(sys.argv[1:]))"
     served = ["--plan", "--", str(MODEL), "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"]

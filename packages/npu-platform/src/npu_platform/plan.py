@@ -70,7 +70,7 @@ def config_of(arguments: Sequence[str]) -> VllmConfig:
     """Return the configuration that ``vllm serve`` makes of these arguments; ends the process where they are wrong."""
     with _stdout_to_stderr():
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         given = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(list(arguments))
