@@ -14,7 +14,7 @@ constexpr int kProductBatch = 4;
 constexpr int64_t kProductRows = 64;      // weight rows whose sums are kept meanwhile
 constexpr int64_t kProductBytes = 24576;  // of the packed rows that a pass keeps in L1
 constexpr int64_t kProductAhead = 1024;   // bytes
-constexpr int64_t kShortRow = 1536;       // elements
+constexpr int64_t kShortRow = 2048;       // elements
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
 // as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm.envs as vllm_envs
-from vllm.distributed import get_pp_group, get_world_group
+from vllm.distributed import get_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
@@ -32,9 +32,7 @@ from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import CompilationTimes
 
     from npu_platform.model_runner import NPUModelRunner
@@ -139,19 +137,6 @@ class NPUWorker(Worker):
         logger.info("npu worker: up after %s", self.start_times.text())
         self._say_what_ranks_got()
         return times
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Run a step; end this process when an earlier pipeline stage has lost the others.
-
-        vLLM waits for the last stage only, which may be on a host that is gone: it would not hear of this one's error.
-        """
-        try:
-            return super().execute_model(scheduler_output)
-        except torch.distributed.DistBackendError as error:
-            if get_pp_group().is_last_rank or self.parallel_config.distributed_executor_backend != "mp":
-                raise
-            logger.exception("npu worker: this pipeline stage has lost the others, and ends")
-            raise SystemExit(1) from error
 
     def summary(self) -> dict[str, str]:
         """Return what runs where in this worker: device, dtype, ops and graphs; `npu demo` prints it from the log."""
