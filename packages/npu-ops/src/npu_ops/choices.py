@@ -78,7 +78,7 @@ def measure(weights: Sequence[Tensor], rows: int) -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what a measurement holds for: processor, device, threads, instruction set, versions and the kernels' build."""
+    """Return what a measurement holds for: processor, device, threads, instruction set, versions, the build."""
     from importlib.metadata import version
 
     where = device.type

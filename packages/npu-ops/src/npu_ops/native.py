@@ -43,7 +43,7 @@ def load() -> None:
 
 @functools.cache
 def digest() -> str:
-    """Return a digest of the kernels' library, by which one build is told from another; empty without native kernels."""
+    """Return a digest of the kernels' library, which tells builds apart; empty without native kernels."""
     path = _find_library()
     if path is None:
         return ""
