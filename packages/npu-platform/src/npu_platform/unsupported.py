@@ -82,7 +82,7 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     if model.enable_nccl_comm_suspend:
         yield "NCCL is a part of CUDA: leave out --enable-nccl-comm-suspend."
     if model.is_diffusion or vllm_config.diffusion_config is not None:
-        yield "Diffusion language models need the V2 model runner, which is not there on npu: serve another model."
+        yield "Diffusion language models have not been tried on npu: serve another model."
     if model.multimodal_config is not None:
         yield from _media(model.multimodal_config)
 
