@@ -190,13 +190,25 @@ def test_of_servers_that_start_together_one_waits_for_the_other(
 def test_stores_that_pile_up_are_dropped(serve: Callable[..., DurableServer]) -> None:
     server = serve()
     with server.tier._store._writing:  # a disk that does not answer
-        for number in range(20):
+        for number in range(CHUNKS):
             server.tier.submit_store(server.job([number], is_promotion=False))
         results = list(server.tier.get_finished_jobs())
-        assert [result.success for result in results] == [False] * 4
+        assert [result.success for result in results] == [False] * (CHUNKS // 4)
     server.tier.drain_jobs()
-    assert len(list(server.tier.get_finished_jobs())) == 16
-    assert server.counts()["dropped_blocks"] == 4
+    assert len(list(server.tier.get_finished_jobs())) == CHUNKS * 3 // 4
+    assert server.counts()["dropped_blocks"] == CHUNKS // 4
+
+
+def test_of_a_job_that_is_too_large_the_first_blocks_are_stored(serve: Callable[..., DurableServer]) -> None:
+    server = serve()
+    half, most = CHUNKS // 2, CHUNKS * 3 // 4
+    with server.tier._store._writing:  # a disk that does not answer
+        for numbers in (range(half), range(half, CHUNKS)):
+            server.tier.submit_store(server.job(list(numbers), is_promotion=False))
+    server.tier.drain_jobs()
+    assert [result.success for result in server.tier.get_finished_jobs()] == [True, False]
+    assert server.lookup(*range(CHUNKS)) == [True] * most + [False] * (CHUNKS - most)
+    assert server.counts()["dropped_blocks"] == CHUNKS - most
 
 
 def test_a_job_of_any_size_is_stored_where_none_waits(serve: Callable[..., DurableServer]) -> None:

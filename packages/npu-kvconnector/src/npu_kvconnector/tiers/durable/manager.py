@@ -90,7 +90,8 @@ class DurableTierManager(SealedTier):
         self.locality = Locality(self._config.locality)
         self._tells_stores = self._config.enable_kv_events and spec.kv_events_config.enable_kv_cache_events
         self._memory = np.frombuffer(memory, dtype=np.uint8).reshape(-1, self.block_size_bytes)
-        self._limit = max(16, len(self._memory) // 4)  # chunks that wait to be stored, and cannot be evicted meanwhile
+        # Chunks that wait to be stored cannot be evicted meanwhile: some are left for blocks that are loaded.
+        self._limit = max(16, len(self._memory) * 3 // 4)
         about = describe(spec.config, block_bytes=self.block_size_bytes, revision=self._config.revision)
         about["encrypted"] = self._config.encrypt
         self._about = {"model": spec.config.model.name, "namespace": self._config.namespace, **about}
@@ -117,19 +118,19 @@ class DurableTierManager(SealedTier):
         return LookupResult.HIT if self._is_unique(key) and self._realm.name(key) in self._store else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Begin to store blocks; they are dropped and counted where too many wait."""
+        """Begin to store blocks; where too many wait, the last of them are dropped and counted."""
         keys = list(job_metadata.keys)
         with self._lock:
-            has_room = not self._waiting or self._waiting + len(keys) <= self._limit
-            is_taken = has_room and all(self._is_unique(key) for key in keys)
-            if is_taken:
-                self._waiting += len(keys)
-                self._stores += 1
-        if not is_taken:
-            self._count(_DROPPED, len(keys))
+            room = self._limit - self._waiting if self._waiting else len(keys)
+            taken = keys[: max(room, 0)] if all(self._is_unique(key) for key in keys) else []
+            self._waiting += len(taken)
+            self._stores += bool(taken)
+        self._count(_DROPPED, len(keys) - len(taken))
+        if not taken:
             self._results.put(JobResult(job_metadata.job_id, success=False))
             return
-        self._storer.submit(self._save, job_metadata.job_id, keys, job_metadata.chunk_ids)
+        chunks = list(job_metadata.chunk_ids)[: len(taken)]
+        self._storer.submit(self._save, job_metadata.job_id, taken, chunks, is_whole=taken == keys)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Begin to load blocks."""
@@ -189,8 +190,8 @@ class DurableTierManager(SealedTier):
 
     # --- in the threads ---------------------------------------------------------------------------------------------
 
-    def _save(self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int]) -> None:
-        """Store the blocks of a job."""
+    def _save(self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int], *, is_whole: bool) -> None:
+        """Store the blocks of a job, which are all of them where it is whole."""
         began, done = time.monotonic(), 0
         try:
             store = self._writer()
@@ -204,7 +205,8 @@ class DurableTierManager(SealedTier):
             if self._tells_stores and done == len(keys):
                 self._note_stored(keys)
             seconds, size = time.monotonic() - began, done * self.block_size_bytes
-            self._results.put(JobResult(job_id, success=done == len(keys), transfer_time=seconds, transfer_bytes=size))
+            is_stored = is_whole and done == len(keys)
+            self._results.put(JobResult(job_id, success=is_stored, transfer_time=seconds, transfer_bytes=size))
             with self._idle:
                 self._waiting -= len(keys)
                 self._stores -= 1
