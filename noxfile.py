@@ -26,7 +26,7 @@ SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 # Two at a time, since most of a test is one process that imports vLLM.
 WORKERS = ("-n", "2")
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
-MARKED = (*(f"unit({package})" for package in PACKAGES), "integration", "packaging", "e2e")  # have tests for the night
+MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
 ON_V2 = ("test_tokens",)  # engine tests that `v2` runs on the other model runner
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
@@ -56,17 +56,20 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def unit(session: nox.Session, package: str) -> None:
-    """Test one package, beside the others; `packaging` installs each without them."""
-    run_tests(session, f"packages/{package}/tests")
+def unit(session: nox.Session) -> None:
+    """Test the packages beside each other, or some of them (nox -s unit -- npu-ops -k rotary)."""
+    # In one run, since each imports torch and vLLM in every worker. `packaging` installs each without the others.
+    chosen = [package for package in PACKAGES if package in session.posargs]
+    options = [option for option in session.posargs if option not in chosen]
+    folders = [f"packages/{package}/tests" for package in chosen or PACKAGES]
+    run_tests(session, *folders, *options, name="packages")
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test the four packages together."""
     # By file, since the tests of a file share one engine's run.
-    run_tests(session, "tests/integration", "--dist", "loadfile")
+    run_tests(session, "tests/integration", "--dist", "loadfile", *session.posargs)
     if not session.posargs:
         # Here and not in unit: it is for any npu device, and takes PyTorch's databases, which outweigh the tests.
         sample = ("--part", CONFORMANCE_SAMPLE, "--seed", commit(session))
@@ -107,7 +110,7 @@ def arm(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Test what any npu device must do, against the device that is there."""
-    run_tests(session, "tests/conformance")
+    run_tests(session, "tests/conformance", *session.posargs)
 
 
 @nox.session
@@ -118,14 +121,14 @@ def packaging(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     build_distributions(session, wheels, "--wheel")
     # By file, since the tests of a file share environments.
-    run_tests(session, "tests/packaging", "--dist", "loadfile", "--wheels", str(wheels))
+    run_tests(session, "tests/packaging", "--dist", "loadfile", "--wheels", str(wheels), *session.posargs)
 
 
 @nox.session
 def e2e(session: nox.Session) -> None:
     """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
     # By module, which makes its models, engines and servers once.
-    run_tests(session, "tests/e2e", "--dist", "loadscope")
+    run_tests(session, "tests/e2e", "--dist", "loadscope", *session.posargs)
 
 
 @nox.session
@@ -364,14 +367,14 @@ def build_distributions(session: nox.Session, folder: Path, *options: str) -> No
     uv(session, "build", "--no-config", "--all-packages", "--out-dir", str(folder), *options)
 
 
-def run_tests(session: nox.Session, folder: str, *options: str) -> None:
-    """Run the tests of a folder in the workspace's environment, but for those that are for the night."""
+def run_tests(session: nox.Session, *options: str, name: str | None = None) -> None:
+    """Run tests in the workspace's environment, but for those that are for the night; `name` is the report's."""
     check_machine(session)
-    result = REPORTS / f"{folder.replace('/', '-')}.xml"
-    options = ("-m", "not nightly", f"--junitxml={result}", *options, *session.posargs)
+    result = REPORTS / f"{name or options[0].replace('/', '-')}.xml"
     # 5: no test is marked so
     codes = [0, 5] if "nightly" in session.posargs else [0]
-    in_workspace(session, "pytest", folder, *WORKERS, *options, env=EVERYTHING | PASSIVE, success_codes=codes)
+    options = ("-m", "not nightly", f"--junitxml={result}", *options)
+    in_workspace(session, "pytest", *WORKERS, *options, env=EVERYTHING | PASSIVE, success_codes=codes)
 
 
 def commit(session: nox.Session) -> str:

@@ -1,10 +1,12 @@
-"""`npu demo`, as a user runs it."""
+"""`npu demo`, as a user runs it, and what `npu info` says of its model."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+
+from tests.support.vllm_process import run_module
 
 
 def test_demo_answers_right_and_stops() -> None:
@@ -23,8 +25,7 @@ def test_demo_answers_right_and_stops() -> None:
 
 
 def test_layers_of_the_demo_model() -> None:
-    command = [sys.executable, "-m", "npu_platform.cli", "info", "--ops", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = run_module("npu_platform.cli", "info", "--ops", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     layers = {kind["layer"]: kind for kind in json.loads(done.stdout)["layers"]}
     assert layers["Attention"]["implementation"].startswith("npu_ops::paged_attention (cache auto)")

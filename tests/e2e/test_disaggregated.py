@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from tests.support.server import metric, serve_demo, until
+from tests.support.server import READY_TIMEOUT, demo_server, metric, until
 from tests.support.stores import free_port
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def serve_pair(
             }
             arguments = ["--kv-transfer-config", transfer_config(role, **options), "-tp", str(count), "--enforce-eager"]
             arguments += ["--no-enable-prefix-caching"] if role == "kv_consumer" else []
-            servers.append(stack.enter_context(serve_demo(place, *arguments, **environ)))
+            servers.append(stack.enter_context(demo_server(place, *arguments, **environ)))
+        for server in servers:
+            server.wait_until_ready(READY_TIMEOUT)
         yield Pair(*servers, stack.enter_context(proxied(*servers)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,17 @@ import pytest
 import torch
 from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, ModuleSource, WeightTransferTrainerFactory
 
-from npu_platform.demo.server import Server
 from npu_platform.weight_transfer import NPUTrainerInitInfo
 from tests.support import models
-from tests.support.server import READY_TIMEOUT
+from tests.support.server import serve
 from tests.support.sleeper import go_through
 from tests.support.transformers_reference import assert_greedy, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from npu_platform.demo.server import Server
 
 NEW = 8
 PROMPTS = models.prompt_token_ids([3, 40, 17])
@@ -44,10 +44,8 @@ def server(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in ENGINE.items() if isinstance(value, int | str)]
     options += ["--cudagraph-capture-sizes", "1", "4", "--skip-tokenizer-init", "--enable-scale-out"]
     transfer = ("--weight-transfer-config", '{"backend": "npuccl"}')
-    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "NPU_SIMULATOR_MEMORY": "2GiB"}
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    with Server(folders[0], *options, *transfer, log=log, environment=environment) as server:
-        server.wait_until_ready(READY_TIMEOUT)
+    environ = {"VLLM_SERVER_DEV_MODE": "1", "NPU_SIMULATOR_MEMORY": "2GiB"}
+    with serve(folders[0], tmp_path_factory.mktemp("log"), *options, *transfer, **environ) as server:
         yield server
 
 

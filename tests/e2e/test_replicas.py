@@ -13,16 +13,17 @@ from vllm.utils.network_utils import get_open_port
 
 from npu_platform.demo import MODEL
 from npu_platform.demo.facts import sum_of
-from npu_platform.demo.server import Server
 from tests.support import models
 from tests.support.clients import ask, ask_until_it_fails, health, process_of
 from tests.support.faults_page import EVENT, PATIENCE, STATUS
-from tests.support.server import READY_TIMEOUT, metric, serve_demo, until
+from tests.support.server import READY_TIMEOUT, metric, serve_demo, server_of, until
 from tests.support.vital_signs import shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from npu_platform.demo.server import Server
 
 SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20), "--shutdown-timeout", "10")
 CLIENTS = 4  # of each server, half of which stream
@@ -31,12 +32,10 @@ CLIENTS = 4  # of each server, half of which stream
 @contextlib.contextmanager
 def servers(model: Path, folder: Path, each: list[tuple[str, ...]], **environ: str) -> Iterator[list[Server]]:
     """Start servers with further arguments each, which may wait for each other, and wait until all are ready."""
-    environment = os.environ | {"NPU_SIMULATOR_MEMORY": "1GiB"} | environ
+    environ = {"NPU_SIMULATOR_MEMORY": "1GiB"} | environ
     with contextlib.ExitStack() as stack:
         started = [
-            stack.enter_context(
-                Server(model, *SMALL, *arguments, log=folder / f"server-{number}.log", environment=environment)
-            )
+            stack.enter_context(server_of(model, folder, *SMALL, *arguments, log=f"server-{number}.log", **environ))
             for number, arguments in enumerate(each)
         ]
         for server in started:

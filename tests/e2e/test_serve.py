@@ -39,7 +39,7 @@ NARROW_SCHEMA: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve_demo(tmp_path_factory.mktemp("serve")) as server:
+    with serve_demo(tmp_path_factory.mktemp("serve"), fresh=True) as server:
         yield server
 
 

@@ -18,6 +18,7 @@ import yaml
 from npu_platform.demo import MODEL
 from npu_statlogger.tools.dashboard import text_of
 from tests.support.server import serve_demo, until
+from tests.support.vllm_process import run_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +52,11 @@ def result(server: Server, folder: Path) -> Path:
     """Let vLLM's own benchmark load the server, and return what it saved."""
     lengths = {"--random-input-len": PROMPT, "--random-output-len": ANSWER, "--num-prompts": REQUESTS}
     options = [str(part) for pair in lengths.items() for part in pair]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", server.url]
+    command = ["bench", "serve", "--base-url", server.url]
     command += ["--model", server.name, "--tokenizer", str(MODEL), "--dataset-name", "random", *options, "--ignore-eos"]
     command += ["--request-rate", "20", "--num-warmups", "0", "--ready-check-timeout-sec", "0"]
     command += ["--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "result.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = run_module("vllm.entrypoints.cli.main", *command)
     assert done.returncode == 0, done.stderr[-4000:]
     stats = folder / "stats.jsonl"
     assert until(lambda: npu_stat("summary", stats)["counters"].get("request_success.length", 0) >= REQUESTS)

@@ -8,6 +8,8 @@ with its exit handlers, but does not take the interpreter apart, which would cos
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -50,9 +52,14 @@ class ForkServer:
         stdin: IO[Any] | None = None,
         stdout: IO[Any],
         stderr: IO[Any],
+        new_session: bool = False,
     ) -> Fork:
-        """Run a program, as ``python -c`` does, with `environ` in place of the environment of the imports."""
-        request = json.dumps({"program": program, "arguments": arguments, "environ": dict(environ)}).encode()
+        """Run a program, as ``python -c`` does, with `environ` in place of the environment of the imports.
+
+        With `new_session` it leads a session and a process group of its own.
+        """
+        asked = {"program": program, "arguments": arguments, "environ": dict(environ), "new_session": new_session}
+        request = json.dumps(asked).encode()
         assert len(request) < LIMIT
         with Path(os.devnull).open("rb") as nothing:
             files = [nothing if stdin is None else stdin, stdout, stderr]
@@ -64,7 +71,13 @@ class ForkServer:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end and capture what it writes. Raises TimeoutExpired after `timeout` seconds."""
         with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-            status = self.start(program, *arguments, environ=environ, stdout=stdout, stderr=stderr).wait(timeout)
+            fork = self.start(program, *arguments, environ=environ, stdout=stdout, stderr=stderr)
+            try:
+                status = fork.wait(timeout)
+            except subprocess.TimeoutExpired:
+                fork.kill()
+                fork.wait()
+                raise
             stdout.seek(0)
             stderr.seek(0)
             return subprocess.CompletedProcess([program, *arguments], status, stdout.read(), stderr.read())
@@ -84,31 +97,39 @@ class ForkServer:
 
 @dataclass
 class Fork:
-    """A running program."""
+    """A running program, with methods of ``subprocess.Popen``."""
 
     server: ForkServer
     pid: int
     returncode: int | None = None
 
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, negative for a signal. Kills it and raises TimeoutExpired after `timeout` seconds."""
+        """Return the exit status, negative for a signal. Raises TimeoutExpired after `timeout` seconds."""
         if self.returncode is None:
             descriptor = os.pidfd_open(self.pid)
             try:
-                ended = _readable(descriptor, timeout)
+                ended, _, _ = select.select([descriptor], [], [], timeout)
             finally:
                 os.close(descriptor)
             if not ended:
-                self.kill()
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             self.returncode = self.server.wait(self.pid)
-            if not ended:
-                raise subprocess.TimeoutExpired(str(self), timeout or 0)
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it by SIGKILL, unless it has ended."""
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 def serve(control: socket.socket) -> None:
@@ -134,7 +155,9 @@ def serve(control: socket.socket) -> None:
                 os._exit(status)
 
 
-def _run(files: list[int], program: str, arguments: list[str], environ: dict[str, str]) -> int:
+def _run(files: list[int], program: str, arguments: list[str], environ: dict[str, str], new_session: bool) -> int:
+    if new_session:
+        os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -160,10 +183,6 @@ def _run(files: list[int], program: str, arguments: list[str], environ: dict[str
     return status
 
 
-def _readable(descriptor: int, timeout: float | None) -> bool:
-    return bool(select.select([descriptor], [], [], timeout)[0])
-
-
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
     control.close()
     process.wait()
@@ -172,4 +191,5 @@ def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # a fork that looked through it all would copy it
     serve(socket.socket(fileno=int(sys.argv[1])))

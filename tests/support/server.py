@@ -1,5 +1,6 @@
 """A real `vllm serve` of the demo model for tests, and what tests ask it beside the API: metrics and load.
 
+It is a fork of a process that has imported vLLM, which spares half of its start, unless a test asks for a fresh one.
 ``NPU_TEST_SERVER_PYTHON`` names another interpreter to serve with, such as one with vLLM's CPU build: a failure that is
 seen there too is not the device's.
 """
@@ -12,18 +13,32 @@ import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
 
 from npu_platform.demo import MODEL
 from npu_platform.demo.server import Server
+from tests.support.vllm_process import start_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LONG", "PATIENCE", "READY_TIMEOUT", "Load", "metric", "serve", "serve_demo", "until"]
+    from tests.support.forks import Fork
+
+__all__ = [
+    "LONG",
+    "PATIENCE",
+    "READY_TIMEOUT",
+    "Load",
+    "demo_server",
+    "metric",
+    "serve",
+    "serve_demo",
+    "server_of",
+    "until",
+]
 
 READY_TIMEOUT = 300.0
 
@@ -35,21 +50,46 @@ LONG: dict[str, Any] = {"prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": Tru
 
 
 @contextlib.contextmanager
-def serve_demo(folder: Path, *arguments: str, **environ: str) -> Iterator[Server]:
-    """Serve the demo model until the block ends; `arguments` are further ones of ``vllm serve``, `environ` variables."""
-    small = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
-    with serve(MODEL, folder, *small, *arguments, **environ) as server:
+def serve_demo(folder: Path, *arguments: str, **options: Any) -> Iterator[Server]:
+    """Serve the demo model until the block ends; `arguments` are further ones of ``vllm serve``; see `server_of`."""
+    with demo_server(folder, *arguments, **options) as server:
+        server.wait_until_ready(READY_TIMEOUT)
         yield server
 
 
 @contextlib.contextmanager
-def serve(model: Path, folder: Path, *arguments: str, **environ: str) -> Iterator[Server]:
-    """Serve any model so, named "demo", with its log in `folder`."""
-    python = os.environ.get("NPU_TEST_SERVER_PYTHON", sys.executable)
-    options = {"log": folder / "server.log", "python": python, "environment": os.environ | environ}
-    with Server(model, *arguments, **options) as server:
+def serve(model: Path, folder: Path, *arguments: str, **options: Any) -> Iterator[Server]:
+    """Serve any model so."""
+    with server_of(model, folder, *arguments, **options) as server:
         server.wait_until_ready(READY_TIMEOUT)
         yield server
+
+
+def demo_server(folder: Path, *arguments: str, **options: Any) -> Server:
+    """Return a small server of the demo model, for a ``with`` that starts it and does not wait; see `server_of`."""
+    small = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
+    return server_of(MODEL, folder, *small, *arguments, **options)
+
+
+def server_of(
+    model: Path, folder: Path, *arguments: str, log: str = "server.log", fresh: bool = False, **environ: str
+) -> Server:
+    """Return a server of a model, named "demo", for a ``with`` that starts it and does not wait until it is ready.
+
+    Its log is in `folder`; `environ` are further environment variables; a `fresh` one has imported nothing before.
+    """
+    python = os.environ.get("NPU_TEST_SERVER_PYTHON")
+    kind = Server if fresh or python else ForkedServer
+    options = {"log": folder / log, "python": python or sys.executable, "environment": os.environ | environ}
+    return kind(model, *arguments, **options)
+
+
+class ForkedServer(Server):
+    """A server that spares the imports."""
+
+    def _start(self, log: IO[bytes]) -> Fork:
+        _, _, module, *arguments = self._command
+        return start_module(module, *arguments, environ=self._environment or os.environ, output=log)
 
 
 def metric(server: Server, name: str, **labels: str) -> float:

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from npu_platform.errors import NPUPlatformError
 
@@ -61,9 +61,7 @@ class Server:
     def __enter__(self) -> Self:
         """Start the process; use :meth:`wait_until_ready` before the first request."""
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
-            )
+            self._process = self._start(log)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,6 +135,11 @@ class Server:
     def log_tail(self, lines: int = 30) -> str:
         """Return the log's last lines."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+        )
 
     def _post(self, path: str, body: Mapping[str, Any], timeout: float) -> Any:
         data = json.dumps({"model": self.name, **body}).encode()
