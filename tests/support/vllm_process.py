@@ -41,9 +41,7 @@ def run_module(name: str, *arguments: str | Path, **environ: str) -> subprocess.
 def start_module(name: str, *arguments: str, environ: Mapping[str, str], output: IO[bytes]) -> Fork:
     """Start ``python -m``, which leads a session of its own, with exactly this environment; all it prints is `output`."""
     server = _server(_early(environ))
-    return server.start(
-        AS_MODULE, name, *arguments, environ=environ, stdout=output, stderr=output, new_session=True
-    )
+    return server.start(AS_MODULE, name, *arguments, environ=environ, stdout=output, stderr=output, new_session=True)
 
 
 def _early(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import npu_kvconnector
+from tests.support.vllm_process import run_program
 
 
 def python(code: str) -> str:
@@ -52,4 +53,6 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 config = KVTransferConfig(kv_connector=npu_kvconnector.CONNECTOR, kv_role='kv_both')
 print(early, factory.get_connector_class(config).__module__, factory.supports_hma_config(config))
 """
-    assert python(code).splitlines()[-1] == "[] npu_kvconnector.connector True"
+    done = run_program(code)  # where vLLM is imported, and nothing of ours
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[] npu_kvconnector.connector True"

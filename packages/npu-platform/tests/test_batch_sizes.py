@@ -80,6 +80,7 @@ def test_throughput_keeps_vllms_sizes(model: Path) -> None:
     assert "A step takes" not in log
 
 
+@pytest.mark.nightly  # a fresh import of vLLM
 def test_a_device_that_is_not_the_host_keeps_vllms_sizes(model: Path) -> None:
     (found,), log = sizes(model, {}, NPU_DEVICE="null")
     assert found[:2] == [16384, 1024]

@@ -53,6 +53,10 @@ def run(program: str, *arguments: str, **environ: str) -> str:
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
     assert run(FORK, "end") == "0 True"
+
+
+@pytest.mark.nightly
+def test_without_us_it_has_none() -> None:
     assert run(FORK) == "-14 True", "libgomp lives with forks by itself: end_threads() may go"
 
 

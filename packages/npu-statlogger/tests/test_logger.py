@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager, 
 import npu_statlogger
 from npu_statlogger import NPUStatLogger
 from npu_statlogger.errors import ConfigError
+from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +124,8 @@ def test_a_directory_that_is_missing_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
-    subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSING, str(path)], check=True, timeout=300)
+    done = run_program(EXIT_WITHOUT_CLOSING, str(path))
+    assert done.returncode == 0, done.stderr
     assert json.loads(path.read_text().splitlines()[1])["distributions"]["num_requests_running"]["max"] == 7
 
 

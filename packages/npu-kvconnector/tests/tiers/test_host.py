@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 import uuid
 from pathlib import Path
@@ -16,6 +14,7 @@ pytest.importorskip("vllm", reason="the region is vLLM's; install npu-kvconnecto
 
 from npu_kvconnector.errors import CapacityError, UnsupportedError
 from npu_kvconnector.tiers.host import LOCK, HostRegion
+from tests.support.vllm_process import run_program
 
 ROW = 8192
 
@@ -81,7 +80,8 @@ def test_ranks_with_caches_of_different_sizes_are_refused(engine: str) -> None:
 
 
 def test_its_memory_is_there_before_anything_is_stored(engine: str) -> None:
-    done = subprocess.run([sys.executable, "-c", TAKE, engine], capture_output=True, text=True, check=True, timeout=300)
+    done = run_program(TAKE, engine)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) >= 60 << 20
 
 

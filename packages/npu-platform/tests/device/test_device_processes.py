@@ -6,6 +6,14 @@ import pytest
 
 from .conftest import RunPython
 
+IMPORT = "import torch; torch.manual_seed(1); print('imported', torch.npu.is_available())"
+USE = """
+import torch
+print("available", torch.npu.is_available())
+try: torch.ones(1, device="npu")
+except RuntimeError as error: print(error)
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
@@ -16,25 +24,23 @@ from .conftest import RunPython
         ("NPU_FALLBACK", "loud", "silent, warn or error"),
     ],
 )
-def test_bad_value_is_an_error_at_first_use_and_never_of_import_torch(
-    run_fresh_python: RunPython, name: str, value: str, remedy: str
-) -> None:
-    done = run_fresh_python(
-        "import torch\n"
-        "torch.manual_seed(1)\n"
-        "print('imported', torch.npu.is_available())\n"
-        "try: torch.ones(1, device='npu')\n"
-        "except RuntimeError as error: print(error)\n",
-        **{name: value},
-    )
+def test_bad_value_is_an_error_at_first_use(run_python: RunPython, name: str, value: str, remedy: str) -> None:
+    done = run_python(USE, **{name: value})
     assert done.returncode == 0, done.stderr
-    assert "imported False" in done.stdout
+    assert "available False" in done.stdout
     assert f"{name}='{value}' cannot be used" in done.stdout
     assert remedy in done.stdout
 
 
-def test_several_devices_with_memory_of_their_own(run_fresh_python: RunPython) -> None:
-    done = run_fresh_python(
+def test_bad_values_are_no_error_of_import_torch(run_fresh_python: RunPython) -> None:
+    bad = {"NPU_SIMULATOR_MEMORY": "abc", "NPU_SIMULATOR_DEVICES": "0", "NPU_FALLBACK": "loud"}
+    done = run_fresh_python(IMPORT, **bad)
+    assert done.returncode == 0, done.stderr
+    assert "imported False" in done.stdout
+
+
+def test_several_devices_with_memory_of_their_own(run_python: RunPython) -> None:
+    done = run_python(
         """
 import torch
 assert torch.npu.device_count() == 2
@@ -70,8 +76,8 @@ assert c.device.index == 1 and c[0].item() == 6
     assert "invalid device ordinal 2" in done.stdout
 
 
-def test_out_of_memory_follows_the_setting(run_fresh_python: RunPython) -> None:
-    done = run_fresh_python(
+def test_out_of_memory_follows_the_setting(run_python: RunPython) -> None:
+    done = run_python(
         """
 import torch
 x = torch.empty(40 << 20, dtype=torch.int8, device="npu")
@@ -87,21 +93,19 @@ print(y.sum().item(), torch.npu.memory_allocated())
     assert done.stdout.split() == ["True", "True", "True", str(1 << 20), str(41 << 20)]
 
 
-def test_no_device_is_visible(run_fresh_python: RunPython) -> None:
-    done = run_fresh_python(
-        "import torch; print(torch.npu.is_available(), torch.npu.device_count())", NPU_VISIBLE_DEVICES=""
-    )
+def test_no_device_is_visible(run_python: RunPython) -> None:
+    done = run_python("import torch; print(torch.npu.is_available(), torch.npu.device_count())", NPU_VISIBLE_DEVICES="")
     assert done.stdout.split() == ["False", "0"]
 
 
-def test_fallback_report(run_fresh_python: RunPython) -> None:
+def test_fallback_report(run_python: RunPython) -> None:
     program = (
         "import torch\nx = torch.ones(3, device='npu')\n"
         "try: (x.exp(), x.exp())\nexcept NotImplementedError as error: print(error)\n"
     )
-    warned = run_fresh_python(program, NPU_FALLBACK="warn")
+    warned = run_python(program, NPU_FALLBACK="warn")
     assert warned.stderr.count("aten::exp has no npu kernel") == 1
-    refused = run_fresh_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
+    refused = run_python(program.replace("torch.ones(3,", "torch.empty(3,"), NPU_FALLBACK="error")
     assert "aten::exp" in refused.stdout
     assert "NPU_FALLBACK=error" in refused.stdout
 
@@ -210,11 +214,11 @@ if __name__ == "__main__":
     assert done.stdout.split() == ["checked", "checked"]
 
 
-def test_devices_share_the_memory_of_the_host(run_fresh_python: RunPython) -> None:
+def test_devices_share_the_memory_of_the_host(run_python: RunPython) -> None:
     """So that replicas of an engine, which must have a device each, can all fill theirs."""
     program = "import os, torch; print(torch.npu.mem_get_info(0)[1])"
     one, two = (
-        int(run_fresh_python(program, NPU_SIMULATOR_DEVICES=devices, NPU_SIMULATOR_MEMORY="").stdout)
+        int(run_python(program, NPU_SIMULATOR_DEVICES=devices, NPU_SIMULATOR_MEMORY="").stdout)
         for devices in ("1", "2")
     )
     granule = 2 << 20
