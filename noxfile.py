@@ -127,8 +127,8 @@ def packaging(session: nox.Session) -> None:
 @nox.session
 def e2e(session: nox.Session) -> None:
     """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
-    # By module, which makes its models, engines and servers once.
-    run_tests(session, "tests/e2e", "--dist", "loadscope", *session.posargs)
+    # By module, which makes its models, engines and servers once; in the order of tests/e2e/conftest.py.
+    run_tests(session, "tests/e2e", "--dist", "loadscope", "--no-loadscope-reorder", *session.posargs)
 
 
 @nox.session

@@ -9,8 +9,27 @@ import torch
 
 from npu_platform import activation
 
+# Modules that take half a minute and more. A worker takes a module whole, and the last one should not be long.
+LONG = (
+    "test_batch_invariance",
+    "test_disaggregated",
+    "test_dtypes",
+    "test_faults",
+    "test_quantized",
+    "test_settings",
+    "test_soak",
+    "test_speculation",
+    "test_speculation_combined",
+    "test_tokens",
+)
+
 # What judges: its threads would spin for each other beside those of another worker's.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long modules."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -191,5 +191,8 @@ def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    with contextlib.suppress(ImportError):
+        # looks for the place of a process's title, which it would not find once the environment is another
+        importlib.import_module("setproctitle").getproctitle()
     gc.freeze()  # a fork that looked through it all would copy it
     serve(socket.socket(fileno=int(sys.argv[1])))
