@@ -27,7 +27,9 @@ ENGINE: dict[str, Any] = {
 TWO_DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
 
 
-@pytest.mark.parametrize(("name", "start"), [("llama", "spawn"), ("gemma3", "fork")])
+@pytest.mark.parametrize(
+    ("name", "start"), [pytest.param("llama", "spawn", marks=pytest.mark.nightly), ("gemma3", "fork")]
+)
 def test_tensor_parallel(name: str, start: str, tmp_path: Path) -> None:
     model, environ = models.MAKERS[name](tmp_path / "model"), {"VLLM_WORKER_MULTIPROC_METHOD": start}
     run = run_engine(tmp_path, model, [{"prompts": PROMPTS, "sampling": GREEDY}], TWO_DEVICES | environ, **ENGINE)
