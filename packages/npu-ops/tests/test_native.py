@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -11,14 +12,18 @@ import pytest
 
 import npu_ops
 from npu_ops.errors import ConfigError
+from tests.support.forks import ForkServer
 
 VECTORS = "using V = float __attribute__((vector_size(64))); void f(V* a, V* b) { *a = *a * *b; }"
 
 
+@functools.cache
+def torch_is_imported():
+    return ForkServer("torch", environ=os.environ)
+
+
 def run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+    return torch_is_imported().run(code, environ=os.environ | environment)
 
 
 def test_the_best_isa_is_the_default():

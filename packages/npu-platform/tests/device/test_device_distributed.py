@@ -67,14 +67,14 @@ def rank_main(rank, size, path):
     os.write(1, f"rank {rank} ok\\n".encode())  # in one piece beside the other
 
 if __name__ == "__main__":
-    mp.spawn(rank_main, (2, sys.argv[1]), nprocs=2)
+    mp.start_processes(rank_main, (2, sys.argv[1]), nprocs=2, start_method="fork")
 """
 
 
-def test_every_collective_between_two_ranks(run_fresh_python: RunPython, tmp_path: Path) -> None:
+def test_every_collective_between_two_ranks(run_python: RunPython, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(PROGRAM)
-    done = run_fresh_python(
+    done = run_python(
         f"import runpy, sys; sys.argv = [{str(script)!r}, {str(tmp_path / 'store')!r}];"
         f" runpy.run_path({str(script)!r}, run_name='__main__')",
         NPU_SIMULATOR_DEVICES="2",
