@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm", reason="the region is vLLM's; install npu-kvconnector[vllm]")
 
 from npu_kvconnector.errors import CapacityError, UnsupportedError
+from npu_kvconnector.tiers import host
 from npu_kvconnector.tiers.host import LOCK, HostRegion
 from tests.support.vllm_process import run_program
 
@@ -69,6 +70,13 @@ def test_the_name_can_go_while_the_region_is_in_use(engine: str, caplog: pytest.
 def test_it_is_bounded_by_what_the_host_has(engine: str) -> None:
     with pytest.raises(CapacityError, match="lower cpu_bytes_to_use"):
         region_of(engine, 0, chunks=2**32)
+    assert not Path(f"/dev/shm/vllm_offload_{engine}.mmap").exists()
+
+
+def test_it_is_bounded_by_what_is_left_of_a_larger_host(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_bytes", lambda: 4 * ROW - 1)  # as in a control group
+    with pytest.raises(CapacityError, match="32767 bytes are available on this host and in its control groups"):
+        region_of(engine, 0)
     assert not Path(f"/dev/shm/vllm_offload_{engine}.mmap").exists()
 
 
