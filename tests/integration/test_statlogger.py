@@ -20,7 +20,10 @@ from vllm import LLM, SamplingParams
 from npu_statlogger import attach
 
 folder = pathlib.Path(sys.argv[2])
-llm = LLM(sys.argv[1], skip_tokenizer_init=True, max_model_len=256, enforce_eager=True, disable_log_stats=False)
+# In float32, since how many requests share a step differs, and bfloat16's noise could decide.
+llm = LLM(
+    sys.argv[1], dtype="float32", skip_tokenizer_init=True, max_model_len=256, enforce_eager=True, disable_log_stats=False
+)
 sampling = SamplingParams(max_tokens={TOKENS}, ignore_eos=True, detokenize=False, temperature=0)
 prompts = [{{"prompt_token_ids": [3, 4, 5 + number]}} for number in range({REQUESTS})]
 
