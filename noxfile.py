@@ -27,7 +27,8 @@ SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 WORKERS = ("-n", "2")
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
-ON_V2 = ("test_tokens",)  # engine tests that `v2` runs on the other model runner
+# Engine tests that `v2` runs on the other model runner.
+ON_V2 = ("test_tokens", "test_lora", "test_states", "test_multimodal", "test_quantized", "test_pooling")
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}

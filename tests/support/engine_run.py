@@ -202,7 +202,7 @@ def adapter_request(folder: str | None) -> Any:
     """Return what asks for the adapter in a folder, which has one number in all rounds; None for none."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(folder, zlib.crc32(folder.encode()), folder) if folder else None
+    return LoRARequest(folder, zlib.crc32(folder.encode()) >> 1, folder) if folder else None
 
 
 def _parameters(sampling: dict[str, Any]) -> Any:

@@ -83,7 +83,7 @@ def _generate(
     from vllm.lora.request import LoRARequest
 
     salted = {"cache_salt": salt} if salt else {}
-    adapter = LoRARequest(lora, zlib.crc32(lora.encode()), lora) if lora else None
+    adapter = LoRARequest(lora, zlib.crc32(lora.encode()) >> 1, lora) if lora else None
     with _armed(fault):
         outputs = llm.generate(
             [{"prompt_token_ids": ids, **salted} for ids in prompts], sampling, use_tqdm=False, lora_request=adapter

@@ -61,7 +61,7 @@ def _generate(llm: Any, prompts: list[list[int]], new: int, lora: list[str | Non
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
-    requests = [LoRARequest(path, zlib.crc32(path.encode()), path) if path else None for path in lora or ()]
+    requests = [LoRARequest(path, zlib.crc32(path.encode()) >> 1, path) if path else None for path in lora or ()]
     sampling = SamplingParams(temperature=0.0, max_tokens=new, detokenize=False, ignore_eos=True)
     inputs = [{"prompt_token_ids": ids} for ids in prompts]
     outputs = llm.generate(inputs, sampling, use_tqdm=False, lora_request=requests or None)
