@@ -61,9 +61,9 @@ def unit(session: nox.Session) -> None:
     """Test the packages beside each other, or some of them (nox -s unit -- npu-ops -k rotary)."""
     chosen = [package for package in PACKAGES if package in session.posargs]
     options = [option for option in session.posargs if option not in chosen]
-    # Those that want the device in one run, since each imports torch and vLLM in every worker; npu-statlogger's tests
-    # want a vLLM that needs none. `packaging` installs each package without the others.
-    for group in (PACKAGES[:3], PACKAGES[3:]):
+    # Those that want the device in one run, since each imports torch and vLLM in every worker; the tests of the others
+    # set VLLM_TARGET_DEVICE=cpu, for a vLLM that needs none. `packaging` installs each package without the others.
+    for group in (PACKAGES[:2], PACKAGES[2:3], PACKAGES[3:]):
         folders = [f"packages/{package}/tests" for package in group if package in (chosen or PACKAGES)]
         if folders:
             run_tests(session, *folders, *options)
