@@ -6,8 +6,10 @@
 namespace npu_ops {
 namespace {
 
-#if defined(NPU_AVX512)
+#if defined(NPU_AVX512_BF16)
 constexpr int kProductBatch = 8;  // packed rows at a time, at most
+#elif defined(NPU_AVX512)
+constexpr int kProductBatch = 6;
 #else
 constexpr int kProductBatch = 4;
 #endif
@@ -27,10 +29,11 @@ struct Ahead {
 template <int M>
 constexpr int kProductStreams = kProductBatch == 4 ? (M > 2 ? 3 : 4) : M > 6 ? 3 : 4;
 
-// Batches that `size` packed rows are taken in. With AVX-512, three weight rows by eight packed ones are faster than twice four by four where
-// the weight rows are long, since the second time they come from L2; where they are short, six at most are.
+// Batches that `size` packed rows are taken in. With AVX512_BF16, three weight rows by eight packed ones are faster than twice four by four
+// where the weight rows are long, since the second time they come from L2; where they are short, or are widened first, six at most are.
+template <class T>
 NPU_INLINE int64_t product_batches(int64_t size, int64_t k) {
-  return ceil_div(size, kProductBatch == 8 && k <= kShortRow ? 6 : kProductBatch);
+  return ceil_div(size, kProductBatch == 8 && (!__is_same(T, bf16) || k <= kShortRow) ? 6 : kProductBatch);
 }
 
 // As row_dots, where the weight rows are fewer than the packed ones: they are what registers hold. Returns how far it came.

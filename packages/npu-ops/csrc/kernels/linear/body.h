@@ -64,7 +64,7 @@ template <class T, class Epilogue>
 inline void group_of_rows(const LinearParams& p, const Epilogue& epilogue, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t column,
                           int64_t columns, bool more) {
   constexpr int64_t kSides = Epilogue::kSides, ldy = kSides * kGroupRows;
-  const int64_t batches = product_batches(p.m, p.k);
+  const int64_t batches = product_batches<T>(p.m, p.k);
   float* y = static_cast<float*>(thread_scratch(2, sizeof(float) * p.m * ldy));
   for (int64_t side = 0; side < kSides; ++side) {
     const T* w = static_cast<const T*>(p.w) + (column + side * (p.n / 2)) * p.ldw;
