@@ -6,7 +6,7 @@ import contextlib
 import gc
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import vllm.envs as vllm_envs
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from npu_platform.model_runner import NPUModelRunner
     from npu_platform.v2.model_runner import NPUModelRunnerV2
 
+_Mine = TypeVar("_Mine")
 logger = init_logger("vllm.npu_platform.worker")
 
 Processors = tuple[str, frozenset[int]]
@@ -182,8 +183,7 @@ class NPUWorker(Worker):
         nodes, threads = tuple(numa.nodes()), torch.npu.get_num_threads()
         host = socket.gethostname() if parallel.nnodes > 1 else ""
         mine = plan.Rank(parallel.data_parallel_index, stage, part, self.device.index, nodes, threads, memory, host)
-        of_all = [mine] * world.world_size
-        torch.distributed.all_gather_object(of_all, mine, group=world.cpu_group)
+        of_all = _of_all_ranks(mine)
         if world.rank_in_group == 0:
             logger.info("npu ranks:\n%s", plan.text(of_all))
 
@@ -260,7 +260,13 @@ class NPUWorker(Worker):
 
 def _where_ranks_are() -> tuple[Processors, list[Processors]]:
     """Return the host and the processors of this rank, and of all ranks of its group."""
-    world, mine = get_world_group(), numa.where()
+    mine = numa.where()
+    return mine, _of_all_ranks(mine)
+
+
+def _of_all_ranks(mine: _Mine) -> list[_Mine]:
+    """Return what each rank of the group gave, in the order of the ranks."""
+    world = get_world_group()
     of_all = [mine] * world.world_size
     torch.distributed.all_gather_object(of_all, mine, group=world.cpu_group)
-    return mine, of_all
+    return of_all
