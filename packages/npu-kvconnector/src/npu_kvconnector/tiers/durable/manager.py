@@ -39,6 +39,7 @@ from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
+from npu_kvconnector.tiers.priority import step_back
 from npu_kvconnector.tiers.sealed import SealedTier
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class DurableTierManager(SealedTier):
         self._waiting = 0
         self._seen: dict[str, int] = {}
         self._buffers = threading.local()
-        self._storer = concurrent.futures.ThreadPoolExecutor(1, "npu-kv-durable-store")
-        self._loaders = concurrent.futures.ThreadPoolExecutor(self._config.threads, "npu-kv-durable-load")
+        pool = concurrent.futures.ThreadPoolExecutor
+        self._storer = pool(1, "npu-kv-durable-store", step_back)
+        self._loaders = pool(self._config.threads, "npu-kv-durable-load", step_back)
 
     # --- what the scheduler asks ------------------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from npu_kvconnector.tiers.priority import step_back
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -20,8 +23,13 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(4, name, step_back))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        step_back()
+        self._loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; call from any other thread."""
