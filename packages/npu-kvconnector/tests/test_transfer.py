@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -65,8 +67,8 @@ def test_plan_refuses_chunks_that_do_not_match(chunks: list[int]) -> None:
 
 def test_lane_reports_each_job_once_in_order() -> None:
     lane = Lane(torch.device("cpu"))
-    lane.submit(7, lambda: 10)
-    lane.submit(3, lambda: 20)
+    lane.submit(7, lambda: iter([4, 6]))
+    lane.submit(3, lambda: iter([20]))
     lane.wait({3, 99})
     assert lane.pending_bytes == 30
     assert [(job.job_id, job.num_bytes, job.error) for job in lane.take_finished()] == [(7, 10, None), (3, 20, None)]
@@ -75,10 +77,31 @@ def test_lane_reports_each_job_once_in_order() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("the device"), TransferError("the plan")])
 def test_what_a_copy_raises_is_the_job_s_error(error: Exception) -> None:
-    def copy() -> int:
+    def copy() -> Iterator[int]:
+        yield 3
         raise error
 
     lane = Lane(torch.device("cpu"))
     lane.submit(1, copy)
-    lane.submit(2, lambda: 5)
+    lane.submit(2, lambda: iter([5]))
     assert [(job.job_id, job.error) for job in lane.take_finished()] == [(1, error), (2, None)]
+
+
+def test_a_lane_with_little_time_issues_a_piece_a_call_in_order() -> None:
+    lane = Lane(torch.device("cpu"), seconds=0.0)
+    issued: list[int] = []
+
+    def copy(numbers: range) -> Iterator[int]:
+        for number in numbers:
+            issued.append(number)
+            yield 1
+
+    lane.submit(1, lambda: copy(range(4)))
+    lane.submit(2, lambda: copy(range(4, 8)))
+    assert issued == [0, 1]
+    assert lane.take_finished() == []
+    lane.wait({99})
+    assert issued == [0, 1, 2]
+    lane.wait({1})
+    assert issued == list(range(8))
+    assert [(job.job_id, job.num_bytes) for job in lane.take_finished()] == [(1, 4), (2, 4)]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from npu_kvconnector.transfer import Run
 
 __all__ = ["MOST_BYTES", "WHOLE", "Axis", "PageMap", "Stack", "stack_up"]
 
-MOST_BYTES = 32 << 20
-"""Of one copy: a device without strided copies to the host stages it in its own memory."""
+MOST_BYTES = 16 << 20
+"""Of one copy: a device without strided copies to the host stages it in its own memory, and a step waits for it."""
 
 _WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -82,6 +82,10 @@ class Stack:
 
     def copy(self, runs: Sequence[Run], *, to_host: bool) -> int:
         """Copy runs, which the caller has checked, and return their bytes; on a stream they are only issued."""
+        return sum(self.pieces(runs, to_host=to_host))
+
+    def pieces(self, runs: Sequence[Run], *, to_host: bool) -> Iterator[int]:
+        """Copy runs piece by piece; yield the bytes of each once it is issued."""
         most = max(1, MOST_BYTES // self._bytes_of_block)
         for block, place, length in runs:
             for offset in range(0, length, most):
@@ -89,7 +93,7 @@ class Stack:
                 on_device, on_host = self._views(block + offset, place + offset, step)
                 target, source = (on_host, on_device) if to_host else (on_device, on_host)
                 target.copy_(source, non_blocking=True)
-        return sum(run.length for run in runs) * self._bytes_of_block
+                yield step * self._bytes_of_block
 
     def _views(self, block: int, place: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a run on the device and on the host, each [layers, blocks, fragments, elements]."""

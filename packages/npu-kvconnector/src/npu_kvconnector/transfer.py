@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from npu_kvconnector.errors import TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -99,6 +100,8 @@ class Transfer:
     """A submitted job. ``seconds`` is known when it is done, ``error`` when it has failed."""
 
     job_id: int
+    pieces: Iterator[int] | None
+    """The copies that are not issued yet; each gives its bytes."""
     num_bytes: int = 0
     seconds: float = 0.0
     error: Exception | None = None
@@ -107,6 +110,8 @@ class Transfer:
 
     def is_done(self) -> bool:
         """Whether every byte has arrived, or none will any more."""
+        if self.pieces is not None:
+            return False
         if self.begin is None or self.end is None:
             return True
         try:
@@ -122,13 +127,18 @@ class Lane:
     """Transfers in one direction, done in the order of their submission.
 
     On an accelerator they run on a stream of their own, each behind the work that the compute stream had when it was
-    submitted. Elsewhere they are done when ``submit`` returns.
+    issued.
+
+    Note [Pieces of a step]. Where a device copies at once (a host, a software NPU), whoever submits waits for the copy,
+    and so do all requests of the step: 1 GB is 70 ms. So only as much is issued in one call as takes ``seconds``, and
+    the rest in the steps to come. A device that copies by itself takes all of it at the first call.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Open the lane to ``device``."""
+    def __init__(self, device: torch.device, *, seconds: float = math.inf) -> None:
+        """Open the lane to ``device``; ``submit`` and ``take_finished`` issue copies for so many seconds each."""
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._device = device
+        self._seconds = seconds
         has_streams = accelerator is not None and accelerator.type == device.type
         self._stream = torch.Stream(device=device) if has_streams else None
         self._transfers: collections.deque[Transfer] = collections.deque()
@@ -138,22 +148,14 @@ class Lane:
         """Bytes of the jobs that are not known to be done."""
         return sum(transfer.num_bytes for transfer in self._transfers)
 
-    def submit(self, job_id: int, copy: Callable[[], int]) -> None:
-        """Start a job; ``copy`` issues its copies and returns their bytes. What it raises is the job's error."""
-        transfer = Transfer(job_id)
-        self._transfers.append(transfer)
-        try:
-            if self._stream is None:
-                began = time.perf_counter()
-                transfer.num_bytes = copy()
-                transfer.seconds = time.perf_counter() - began
-            else:
-                self._submit_to(self._stream, transfer, copy)
-        except (RuntimeError, TransferError) as error:
-            transfer.error = error
+    def submit(self, job_id: int, copy: Callable[[], Iterator[int]]) -> None:
+        """Start a job; ``copy`` issues its copies and gives the bytes of each. What it raises is the job's error."""
+        self._transfers.append(Transfer(job_id, copy()))
+        self._go_on(self._seconds)
 
     def take_finished(self) -> list[Transfer]:
-        """Return the jobs done since the last call, oldest first."""
+        """Return the jobs done since the last call, oldest first; see Note [Pieces of a step]."""
+        self._go_on(self._seconds)
         finished = []
         while self._transfers and self._transfers[0].is_done():
             finished.append(self._transfers.popleft())
@@ -161,6 +163,8 @@ class Lane:
 
     def wait(self, job_ids: set[int] | None = None) -> None:
         """Block until these jobs, or all, are done; jobs that are not here are done already."""
+        if any(job_ids is None or transfer.job_id in job_ids for transfer in self._transfers):
+            self._go_on(math.inf)
         for transfer in self._transfers:
             if transfer.end is not None and (job_ids is None or transfer.job_id in job_ids):
                 try:
@@ -168,14 +172,47 @@ class Lane:
                 except RuntimeError as error:  # the device failed while it copied
                     transfer.error = transfer.error or error
 
-    def _submit_to(self, stream: torch.Stream, transfer: Transfer, copy: Callable[[], int]) -> None:
-        begin = torch.Event(device=self._device, enable_timing=True)
-        end = torch.Event(device=self._device, enable_timing=True)
+    def _go_on(self, seconds: float) -> None:
+        """Issue copies for so long, the oldest job's first."""
+        until = time.perf_counter() + seconds
+        for transfer in self._transfers:
+            if transfer.pieces is None:
+                continue
+            try:
+                if self._stream is None:
+                    _issue(transfer, until)
+                else:
+                    self._issue_to(self._stream, transfer, until)
+            except (RuntimeError, TransferError) as error:
+                transfer.error, transfer.pieces = error, None
+            if transfer.pieces is not None:
+                return
+
+    def _issue_to(self, stream: torch.Stream, transfer: Transfer, until: float) -> None:
         stream.wait_stream(torch.accelerator.current_stream(self._device))
         with stream:
-            begin.record(stream)
+            if transfer.begin is None:
+                begin = torch.Event(device=self._device, enable_timing=True)
+                begin.record(stream)
+                transfer.begin = begin
             try:
-                transfer.num_bytes = copy()
-            finally:  # copies before the one that failed are on their way
+                _issue(transfer, until)
+            except (RuntimeError, TransferError) as error:
+                transfer.error, transfer.pieces = error, None
+            if transfer.pieces is None:  # copies before one that failed are on their way
+                end = torch.Event(device=self._device, enable_timing=True)
                 end.record(stream)
-                transfer.begin, transfer.end = begin, end
+                transfer.end = end
+
+
+def _issue(transfer: Transfer, until: float) -> None:
+    """Issue copies of a job, one at least, until all are or it is time."""
+    assert transfer.pieces is not None
+    began = time.perf_counter()
+    for size in transfer.pieces:
+        transfer.num_bytes += size
+        if time.perf_counter() >= until:
+            break
+    else:
+        transfer.pieces = None
+    transfer.seconds += time.perf_counter() - began

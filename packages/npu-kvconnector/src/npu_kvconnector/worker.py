@@ -13,6 +13,8 @@ from npu_kvconnector.pages import Axis, PageMap, Stack, stack_up
 from npu_kvconnector.transfer import Lane, Pairs, join_runs, plan_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from vllm.v1.kv_offload.base import (
         CanonicalKVCacheRef,
@@ -30,6 +32,9 @@ logger = init_logger("vllm.npu_kvconnector")
 
 MOST_PENDING_STORES = 1 << 30
 """Bytes on their way to the host; further stores fail, which is a later miss, instead of piling up on the device."""
+
+LOAD_SECONDS = 0.002
+"""How long loads may be copied at the start of a step, and again at its end; what is left is for the next step."""
 
 
 class HostTierWorker(OffloadingWorker):
@@ -57,7 +62,7 @@ class HostTierWorker(OffloadingWorker):
             for refs in kv_caches.group_data_refs
         ]
         device = tensors[0].device
-        self._stores, self._loads = Lane(device), Lane(device)
+        self._stores, self._loads = Lane(device), Lane(device, seconds=LOAD_SECONDS)
         logger.info(
             "Host tier for %s: %d chunks of %d blocks, %.2f GiB; one copy moves a run of blocks of %s layers",
             device,
@@ -104,19 +109,15 @@ class HostTierWorker(OffloadingWorker):
         self._region.cleanup()
 
     def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> None:
-        def copy() -> int:
+        def copy() -> Iterator[int]:
             if to_host and self._stores.pending_bytes > MOST_PENDING_STORES:
                 msg = f"{self._stores.pending_bytes} bytes of stores are on their way already"
                 raise TransferError(msg)
-            return sum(
-                stack.copy(
-                    join_runs(_written(pairs, stack) if to_host else pairs, self._blocks_per_chunk), to_host=to_host
-                )
-                for pairs, stacks in zip(
-                    self._plan(blocks, cast("CPULoadStoreSpec", chunks)), self._stacks, strict=True
-                )
-                for stack in stacks
-            )
+            plan = self._plan(blocks, cast("CPULoadStoreSpec", chunks))
+            for pairs, stacks in zip(plan, self._stacks, strict=True):
+                for stack in stacks:
+                    runs = join_runs(_written(pairs, stack) if to_host else pairs, self._blocks_per_chunk)
+                    yield from stack.pieces(runs, to_host=to_host)
 
         (self._stores if to_host else self._loads).submit(job_id, copy)
 

@@ -106,6 +106,16 @@ def test_chunks_of_a_failed_load_are_dropped_and_their_request_goes_without(mana
     assert manager.lookup(KEYS[2], ReqContext("second")) is LookupResult.HIT
 
 
+def test_requests_wait_while_the_tiers_behind_are_held(manager: TierManager) -> None:
+    first, second = ReqContext("first"), ReqContext("second")
+    store(manager, KEYS[:1], first)
+    manager.complete_store(KEYS[:1], first)
+    manager.is_held = True
+    assert manager.lookup(KEYS[0], second) is LookupResult.RETRY
+    manager.is_held = False
+    assert manager.lookup(KEYS[0], second) is LookupResult.HIT
+
+
 def test_a_chunk_that_another_reads_stays(manager: TierManager) -> None:
     first, second = ReqContext("first"), ReqContext("second")
     store(manager, KEYS[:1], first)

@@ -93,6 +93,8 @@ class TierManager(TieringOffloadingManager):
             set()
         )  # requests whose load has failed: a second one might fail as well, for ever
         self._own_stats = OffloadingConnectorStats()
+        self.is_held = False
+        """Whether chunks must not be filled from the tiers behind yet: the scheduler says so after a reset."""
 
     def note_failure(self, keys: Collection[OffloadKey], request: str, *, is_store: bool) -> None:
         """Take note of a job between device and host that failed on some worker; its end is told later."""
@@ -108,6 +110,8 @@ class TierManager(TieringOffloadingManager):
         """Return where a chunk is; MISS for a request whose load has failed, and for a load that takes too long."""
         if req_context.req_id in self._without_tiers:
             return LookupResult.MISS
+        if self.is_held:
+            return LookupResult.RETRY
         result = super().lookup(key, req_context, exclude_tier_idx=exclude_tier_idx)
         if result is LookupResult.HIT_PENDING and any(tier.is_overdue(key) for tier in self._tiers):
             return LookupResult.MISS
