@@ -192,6 +192,23 @@ def layouts(session: nox.Session) -> None:
 
 
 @nox.session
+def formats(session: nox.Session) -> None:
+    """Run every quantised format on every kind of model, and write docs/reference/formats.md (-- -k W4A8).
+
+    What passed before is kept in .nox/reports/formats and not run again: remove that folder to begin anew.
+    """
+    check_machine(session)
+    results = REPORTS / "formats"
+    env = EVERYTHING | PASSIVE | {"NPU_FORMATS_RESULTS": str(results)}
+    options = ("--deselect", "tests/e2e/test_formats.py::test_the_page_is_of_these_cases", *session.posargs)
+    in_workspace(session, "pytest", "tests/e2e/test_formats.py", *options, env=env)
+    page = session.run(
+        "uv", "run", "--no-sync", "python", "-m", "tests.support.formats_page", str(results), silent=True, log=False
+    )
+    (ROOT / "docs" / "reference" / "formats.md").write_text(page)
+
+
+@nox.session
 def models(session: nox.Session) -> None:
     """Compare a small model of every architecture of vLLM with transformers and write the table (-- --only Gemma3)."""
     check_machine(session)

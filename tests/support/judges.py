@@ -16,7 +16,17 @@ import transformers
 from tests.support import adapters, multimodal
 from tests.support.transformers_reference import load, next_token_logprobs
 
-__all__ = ["Embedder", "Judge", "embedder", "of_adapters", "of_images", "of_recordings", "of_text", "requests"]
+__all__ = [
+    "Embedder",
+    "Judge",
+    "embedder",
+    "of_adapters",
+    "of_images",
+    "of_recordings",
+    "of_seeing",
+    "of_text",
+    "requests",
+]
 
 Judge = Callable[[dict[str, Any], list[int]], torch.Tensor]
 """Takes a request and its continuation; returns float32 [len(continuation), vocabulary], the logprobs at each step."""
@@ -63,7 +73,11 @@ def of_adapters(folder: Path, dtype: torch.dtype = torch.float32) -> Judge:
 def of_images(folder: Path, dtype: torch.dtype = torch.float32) -> Judge:
     """Judge prompts of text with an image or none."""
     reference = transformers.AutoModelForImageTextToText
-    model = reference.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+    return of_seeing(reference.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval(), folder)
+
+
+def of_seeing(model: Any, folder: Path) -> Judge:
+    """Judge prompts of text with an image or none by a transformers model; the folder has its processor."""
     processor = transformers.AutoProcessor.from_pretrained(folder).image_processor
     kind = model.config.model_type
 
@@ -71,7 +85,7 @@ def of_images(folder: Path, dtype: torch.dtype = torch.float32) -> Judge:
         tokens, seen = request["prompts"], {}
         if request["seen"] is not None:
             tokens, seen = _with_image(tokens, processor, request["seen"], kind)
-            seen["pixel_values"] = seen["pixel_values"].to(dtype)
+            seen["pixel_values"] = seen["pixel_values"].to(model.dtype)
         full = torch.tensor([tokens + output[:-1]])
         if seen:
             seen |= multimodal.token_types(kind, full)

@@ -107,10 +107,10 @@ def tiny_llava(folder: Path) -> Path:
     return folder
 
 
-def tiny_qwen2_5_vl(folder: Path) -> Path:
-    """Qwen2.5-VL: patches of space and time, windows of attention, positions of three numbers."""
+def tiny_qwen2_5_vl(folder: Path, **changes: Any) -> Path:
+    """Qwen2.5-VL: patches of space and time, windows of attention, positions of three numbers; `changes` to the text's."""
     vision = _QWEN_VISION | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
-    text = _QWEN_TEXT | {"rope_parameters": _positions([4, 6, 6])}
+    text = _QWEN_TEXT | {"rope_parameters": _positions([4, 6, 6])} | changes
     config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, **_QWEN_TOKENS)
     processor = (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor, 14)
     return _save_qwen(transformers.Qwen2_5_VLForConditionalGeneration, config, processor, folder)

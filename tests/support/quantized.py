@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import safetensors
 import safetensors.torch
 import torch
 import transformers
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEMO",
     "Rounded",
+    "RoundedExperts",
     "Rounding",
     "awq",
     "awq_tensors",
@@ -53,6 +55,7 @@ _NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest value
 # Formats whose activations npu leaves as they are, whatever the checkpoint says.
 _WHOLE_ACTIVATIONS = ("mxfp4-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized")
 LINEAR = re.compile(r"\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight$")
+ALL = r".*_proj$"  # of these layers
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -117,10 +120,10 @@ class Rounded:
     exact: Tensor
 
 
-def awq(folder: Path, rounding: Rounding) -> Path:
+def awq(folder: Path, rounding: Rounding, model: Path = DEMO, layers: str = ALL) -> Path:
     """AWQ: nibbles along the outputs, interleaved."""
     config = {"quant_method": "awq", "bits": 4, "group_size": rounding.group, "zero_point": True, "version": "gemm"}
-    return _save(folder, lambda name, weight: awq_tensors(name, rounding(weight)), config)
+    return _save(folder, lambda name, weight: awq_tensors(name, rounding(weight)), config, model=model, layers=layers)
 
 
 def awq_tensors(name: str, r: Rounded) -> tuple[dict[str, Tensor], Tensor]:
@@ -129,12 +132,13 @@ def awq_tensors(name: str, r: Rounded) -> tuple[dict[str, Tensor], Tensor]:
     return {f"{name}.qweight": pack(r.q), f"{name}.qzeros": pack(r.zero), f"{name}.scales": r.scale.t()}, r.exact
 
 
-def gptq(folder: Path, rounding: Rounding, *, head: bool = False) -> Path:
+def gptq(folder: Path, rounding: Rounding, model: Path = DEMO, layers: str = ALL, *, head: bool = False) -> Path:
     """GPTQ: values along the inputs, zero points along the outputs and less one. `head`: lm_head too."""
     bits = rounding.bits
     config = {"quant_method": "gptq", "bits": bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
     config |= {"desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": head}
-    return _save(folder, lambda name, weight: gptq_tensors(name, rounding(weight), bits), config, head=head)
+    write = lambda name, weight: gptq_tensors(name, rounding(weight), bits)  # noqa: E731
+    return _save(folder, write, config, head=head, model=model, layers=layers)
 
 
 def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor], Tensor]:
@@ -203,7 +207,7 @@ def _keeps_activations(scheme: QuantizationScheme) -> bool:
     return scheme.format in _WHOLE_ACTIVATIONS or scheme.weights.num_bits == 4
 
 
-def fp8_blocks(folder: Path) -> Path:
+def fp8_blocks(folder: Path, model: Path = DEMO, layers: str = ALL) -> Path:
     """The fp8 format of DeepSeek's checkpoints: e4m3 with a scale for each block of 128 x 128."""
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -222,10 +226,11 @@ def fp8_blocks(folder: Path) -> Path:
         "dynamic": True,
         "symmetric": True,
     }
-    return _save(folder, write, config, {r".*_proj$": inputs})
+    config |= {"modules_to_not_convert": [*_kept(model, layers), "lm_head"]}
+    return _save(folder, write, config, {layers: inputs}, model=model, layers=layers)
 
 
-def online(folder: Path, by_tensor: str, by_channel: str, by_block: str) -> Path:
+def online(folder: Path, by_tensor: str, by_channel: str, by_block: str, model: Path = DEMO, layers: str = ALL) -> Path:
     """The model unquantised, and what vLLM makes of it when it loads layers of these patterns in fp8."""
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -239,7 +244,8 @@ def online(folder: Path, by_tensor: str, by_channel: str, by_block: str) -> Path
 
     inputs = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True}
     token, group = inputs | {"strategy": "token"}, inputs | {"strategy": "group", "group_size": 128}
-    return _save(folder, write, None, {by_tensor: token, by_channel: token, by_block: group})
+    inputs = {by_tensor: token, by_channel: token, by_block: group}
+    return _save(folder, write, None, inputs, model=model, layers=layers)
 
 
 def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,17 +272,40 @@ def online_int8(folder: Path) -> Path:
 
 def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """Return transformers' model with the dequantised weights; inputs are rounded where the checkpoint says so."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder / "exact", dtype=dtype, attn_implementation="eager"
-    )
+    seeing = "vision_config" in json.loads((folder / "exact" / "config.json").read_text())
+    kind = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(folder / "exact", dtype=dtype, attn_implementation="eager")
     stored = safetensors.torch.load_file(folder / "model.safetensors")
     for target, inputs in json.loads((folder / "exact" / "inputs.json").read_text()).items():
         args = QuantizationArgs(**inputs)
-        for name, module in model.named_modules():
-            if re.match(target, name):
-                rounds = rounding_of(args, stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point"))
+        for name, module in [*model.named_modules()]:
+            if not re.match(target, name):
+                continue
+            rounds = rounding_of(args, stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point"))
+            if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
+                model.set_submodule(name, RoundedExperts(module, rounds))
+            elif isinstance(module, torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, inputs, rounds=rounds: (rounds(inputs[0]),))
     return model.eval()
+
+
+class RoundedExperts(torch.nn.Module):
+    """transformers' experts, which round what goes into each of their two projections."""
+
+    def __init__(self, experts: torch.nn.Module, rounds: Callable[[Tensor], Tensor]) -> None:
+        """Take the place of ``experts``."""
+        super().__init__()
+        self.experts, self.rounds = experts, rounds
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sums [tokens, hidden] of the chosen experts' outputs."""
+        result, rounded = torch.zeros_like(hidden_states), self.rounds(hidden_states)
+        for expert in top_k_index.unique():
+            token, place = torch.where(top_k_index == expert)
+            gate, up = (rounded[token] @ self.experts.gate_up_proj[expert].t()).chunk(2, -1)
+            wide = self.rounds(self.experts.act_fn(gate) * up) @ self.experts.down_proj[expert].t()
+            result.index_add_(0, token, (wide * top_k_weights[token, place, None]).to(result.dtype))
+        return result
 
 
 def rounding_of(
@@ -331,6 +360,7 @@ def _save(
     *,
     head: bool = False,
     model: Path = DEMO,
+    layers: str = ALL,
 ) -> Path:
     """Write both models; `inputs`: how activations are rounded, by a pattern of layers; `head`: round lm_head too."""
     (folder / "exact").mkdir(parents=True)
@@ -339,7 +369,8 @@ def _save(
     if head:  # the demo model's is tied to the embedding
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     for name, weight in weights.items():
-        if LINEAR.search(name) or name == "lm_head.weight":
+        chosen = LINEAR.search(name) and re.match(layers, name.removesuffix(".weight"))
+        if chosen or (head and name == "lm_head.weight"):
             stored, exact[name] = write(name.removesuffix(".weight"), weight)
             tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
         else:
@@ -356,6 +387,14 @@ def _save(
     for file in {*model.glob("*.json")} - {model / "config.json"}:  # of the tokenizer, the processor, generation
         shutil.copy(file, folder)
     return folder
+
+
+def _kept(model: Path, layers: str) -> list[str]:
+    """Return the layers of a model whose weights stay as they are."""
+    with safetensors.safe_open(model / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 it is no mapping
+    names = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+    return [name for name in names if not re.match(layers, name)]
 
 
 def _int32(values: Tensor, bits: int) -> Tensor:

@@ -17,7 +17,15 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
 from tests.support import models
-from tests.support.quantized import Rounding, awq_tensors, gptq_tensors, mxfp4, rounding_of, weight_qparams
+from tests.support.quantized import (
+    RoundedExperts,
+    Rounding,
+    awq_tensors,
+    gptq_tensors,
+    mxfp4,
+    rounding_of,
+    weight_qparams,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,26 +114,8 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
         if inputs is not None:
             rounds = rounding_of(QuantizationArgs(**inputs), torch.tensor(STATIC_SCALE))
             mlp = model.model.layers[layer].mlp
-            mlp.experts = _RoundedExperts(mlp.experts, rounds)
+            mlp.experts = RoundedExperts(mlp.experts, rounds)
     return model.eval()
-
-
-class _RoundedExperts(torch.nn.Module):
-    """transformers' experts, which round what goes into each of their two projections."""
-
-    def __init__(self, experts: torch.nn.Module, rounds: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.experts, self.rounds = experts, rounds
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sums [tokens, hidden] of the chosen experts' outputs."""
-        result, rounded = torch.zeros_like(hidden_states), self.rounds(hidden_states)
-        for expert in top_k_index.unique():
-            token, place = torch.where(top_k_index == expert)
-            gate, up = (rounded[token] @ self.experts.gate_up_proj[expert].t()).chunk(2, -1)
-            wide = self.rounds(self.experts.act_fn(gate) * up) @ self.experts.down_proj[expert].t()
-            result.index_add_(0, token, (wide * top_k_weights[token, place, None]).to(result.dtype))
-        return result
 
 
 def gpt_oss(folder: Path) -> Path:

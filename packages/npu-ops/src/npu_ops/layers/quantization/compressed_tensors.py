@@ -159,10 +159,11 @@ class NpuCompressedTensorsConfig(CompressedTensorsConfig):
             return NpuPackedExperts(weights, moe)
         if self._is_fp8_w8a8(weights, inputs):
             return NpuFp8Experts(weights, inputs, moe)
-        if self._is_dynamic_token_w8a8(weights, inputs):
+        if inputs is not None and self._is_dynamic_token_w8a8(weights, inputs):
             return NpuInt8Experts(weights, inputs, moe)
+        rounded = f"activations of {inputs.num_bits} bits" if inputs is not None else "whole activations"
         msg = (
-            f"{prefix}: experts with weights {weights} and activations {inputs} have no kernel: quantise them as "
-            "W4A16, W8A16, W8A8 (int8 or fp8) or MXFP4."
+            f"{prefix}: experts in {scheme.get('format')}, {weights.num_bits} bits by {weights.strategy}, {rounded}, "
+            "have no kernel: quantise them as W4A16, W8A16, W8A8 (int8 or fp8) or MXFP4."
         )
         raise UnsupportedLayerError(msg)

@@ -45,7 +45,10 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Say which block of weights each scale is for; weights stay in vLLM's layout. Raises ValueError for NaN."""
+        """Say which block of weights each scale is for; weights stay in vLLM's layout.
+
+        Raises ValueError for NaN among the weights, and where the checkpoint has no scales.
+        """
         shape = self.config.weight_quant_key.scale.group_shape
         self.is_block = shape.row > 1 and shape.col > 1
         weight = layer.weight.data if self.is_block else layer.weight.data.t()  # vLLM hands over [K, N]
@@ -58,6 +61,12 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
             replace_parameter(layer, "weight", weight if self.is_block else weight.t())
         name = "weight_scale_inv" if getattr(layer, "weight_scale_inv", None) is not None else "weight_scale"
         scale = getattr(layer, name).data
+        if (scale == torch.finfo(torch.float32).min).any():  # what vLLM fills scales with before it loads them
+            msg = (
+                f"{getattr(layer, 'prefix', 'a layer')} has no scale in the checkpoint ({name}): where it is not "
+                "quantised, modules_to_not_convert of the quantization_config must have it by this name."
+            )
+            raise ValueError(msg)
         self.block = (shape.row, shape.col) if self.is_block else (1, k)
         if not self.is_block and scale.numel() == 1:
             self.block = (n, k)

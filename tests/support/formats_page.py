@@ -1,0 +1,97 @@
+"""Writes docs/reference/formats.md from what tests/e2e/test_formats.py left of each case that passed.
+
+NPU_FORMATS_RESULTS=FOLDER pytest tests/e2e/test_formats.py; python -m tests.support.formats_page FOLDER > docs/reference/formats.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.formats import CASES, FORMATS, KINDS, REFUSED
+from tests.support.matrix_page import circumstances
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["cases_of", "text"]
+
+_HEAD = """# Models and formats
+
+Which formats of quantised checkpoints were compared with transformers on which kinds of models. The model is small and random
+(`tests/support/models.py`) and its checkpoint written as the format's own tools write it: the projections of attention, of MLPs
+and of experts are quantised. The engine answers eight requests, greedy, in bfloat16, with graphs. `nox -s formats` runs all of
+it and writes this page; it goes on where it was interrupted, and does one piece with `-- -k "AWQ and states"`.
+{date}, commit {commit}, vLLM {vllm}, {processor}.
+
+"""
+_NAMES = """
+`=`: the logprobs are at most 1.5 times as far from those of the dequantised weights in float32 as transformers' own in bfloat16 are,
+which rounds activations where the format does. `not yet`: not run. Letters are refusals at start:
+
+"""
+_RAN = """
+## What ran
+
+| format | linear layers and experts |
+|---|---|
+"""
+_WHY = {
+    REFUSED["W4A8", "experts"]: "experts have no kernel for it; W4A16, W8A16, W8A8 (int8 or fp8) and MXFP4 have",
+    REFUSED[
+        "AWQ", "states"
+    ]: "vLLM names the layers of Mamba otherwise than the checkpoint does when it asks which are not quantised, "
+    "and ends with a KeyError",
+    REFUSED["fp8, blocks", "states"]: "for the same reason; npu-ops sees that the scales of these layers are not there",
+}
+"""What is refused, by what is said."""
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def text(results: list[dict[str, Any]]) -> str:
+    """Return the page of the cases that passed."""
+    passed = {(result["form"], result["kind"]): result["refused"] for result in results}
+    names = _NAMES if REFUSED else _NAMES.replace(" Letters are refusals at start:\n", "")
+    return "".join([_HEAD.format(**circumstances()), *_table(passed), names, *_letters(), _RAN, *_kernels(results)])
+
+
+def cases_of(page: str) -> int:
+    """Return how many cases a page has."""
+    cells = (cell.strip() for line in page.splitlines() if line.startswith("| ") for cell in line.split("|")[2:])
+    return sum(bool(re.fullmatch(r"=|[a-z]|not yet", cell)) for cell in cells)
+
+
+def _table(passed: dict[tuple[str, str], str | None]) -> Iterator[str]:
+    yield f"| | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}\n"
+    for form in FORMATS:
+        yield f"| {form} | {' | '.join(_cell((form, kind), passed) for kind in KINDS)} |\n"
+
+
+def _cell(case: tuple[str, str], passed: dict[tuple[str, str], str | None]) -> str:
+    assert case in CASES
+    if case not in passed:
+        return "not yet"
+    return "=" if passed[case] is None else _ALPHABET[_sentences().index(passed[case])]
+
+
+def _sentences() -> list[str | None]:
+    return list(dict.fromkeys(REFUSED.values()))
+
+
+def _letters() -> Iterator[str]:
+    for letter, said in zip(_ALPHABET, _sentences(), strict=False):
+        yield f"- {letter}: {_WHY[said]}\n"
+
+
+def _kernels(results: list[dict[str, Any]]) -> Iterator[str]:
+    for form in FORMATS:
+        ran = sorted({layer for result in results if result["form"] == form for layer in result["layers"]})
+        yield f"| {form} | {', '.join(f'`{layer}`' for layer in ran)} |\n"
+
+
+if __name__ == "__main__":
+    files = sorted(Path(sys.argv[1]).glob("*.json"))
+    sys.stdout.write(text([json.loads(file.read_text()) for file in files]))
