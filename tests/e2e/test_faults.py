@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import faults_page
-from tests.support.clients import ask_until_it_fails, health, process_of
+from tests.support.clients import ask, ask_until_it_fails, health, process_of
 from tests.support.environments import ROOT
 from tests.support.faults_page import EVENT, FAULTS, PATIENCE, STATUS
 from tests.support.server import metric, serve_demo, until
@@ -35,7 +35,7 @@ def test_a_fault_is_told_to_everybody_and_leaves_nothing(name: str, tmp_path: Pa
         answer = server.ask("/v1/completions", prompt="5 plus 6 is", temperature=0, max_tokens=8)
         assert answer["choices"][0]["text"] == " 11."
         held = shared_memory(server)
-        fails_in_the_open(server, kill=fault.kill)
+        fails_in_the_open(server, fault.kill, fault.signal)
         assert fault.words in server.log.read_text(errors="replace")
     assert not [path for path in held if path.exists()]
 
@@ -45,13 +45,29 @@ def test_the_page_is_current() -> None:
     assert page.read_text() == faults_page.text(), "python -m tests.support.faults_page > docs/user_guide/faults.md"
 
 
-def fails_in_the_open(server: Server, kill: str = "") -> None:
-    """Put the server under load until it fails, of itself or by SIGKILL of a process, and assert that all are told."""
+@pytest.mark.nightly
+def test_an_engine_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """vLLM's server has no limit for it: clients wait, and /health says that all is well."""
+    with serve_demo(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(ask, server, stream=True)
+        assert until(lambda: metric(server, "vllm:generation_tokens_total") > 50)
+        engine = process_of(server, "EngineCore")
+        os.kill(engine, signal.SIGSTOP)
+        assert not until(client.done, 10)
+        assert health(server) == 200
+        os.kill(engine, signal.SIGCONT)
+        answer = client.result(60)
+    assert answer.status == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def fails_in_the_open(server: Server, kill: str = "", number: int = signal.SIGKILL) -> None:
+    """Put the server under load until it fails, of itself or by a signal to a process, and assert that all are told."""
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(ask_until_it_fails, server, stream=number % 2 == 0) for number in range(CLIENTS)]
         if kill:
             assert until(lambda: metric(server, "vllm:generation_tokens_total") > 100)
-            os.kill(process_of(server, kill), signal.SIGKILL)
+            os.kill(process_of(server, kill), number)
         assert until(lambda: health(server) != 200, PATIENCE), "/health says that all is well"
         begin = time.monotonic()
         answers = [client.result() for client in clients]

@@ -76,8 +76,13 @@ def test_two_hosts_serve(layout: str, tmp_path: Path) -> None:
         log = server.log.read_text()
         assert "npuccl: ranks do not share memory" in log
         assert "second, npu:0" in log
-        if layout == "tensor":  # where a stage was on the host that died, vLLM waits for its own limit
-            _dies(server, second)
+        _dies(server, second)
+
+
+def test_the_second_host_ends_with_the_first(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, "--pipeline-parallel-size", "2") as (server, second):
+        assert server.stop()
+        assert second.wait(2 * PATIENCE) is not None
 
 
 def _dies(server: Server, second: subprocess.Popen[bytes]) -> None:

@@ -5,6 +5,7 @@ python -m tests.support.faults_page > docs/user_guide/faults.md
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass, field
 
@@ -18,12 +19,13 @@ STATUS, EVENT = 500, "InternalServerError"
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, how it is made (by ``NPU_DEBUG`` or SIGKILL of a process of that title), and the words in the log."""
+    """What happens, how it is made (by ``NPU_DEBUG`` or a signal to a process of that title), and the words in the log."""
 
     what: str
     words: str
     debug: str = ""
     kill: str = ""
+    signal: int = signal.SIGKILL
     arguments: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
     by_day: bool = False
@@ -33,6 +35,7 @@ class Fault:
 # One launch for each of three layers of a step: by then all clients have got some of their 1,900 tokens.
 _ATTENTION = "kernel=npu_ops::paged_attention"
 _TWO = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "1GiB"}
+_IMPATIENT = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "5"}
 _TIME = ("--shutdown-timeout", "10")
 FAULTS: dict[str, Fault] = {
     "kernel": Fault(
@@ -57,6 +60,36 @@ FAULTS: dict[str, Fault] = {
         kill="Worker_PP1",
         arguments=("--pipeline-parallel-size", "2", *_TIME),
         environ=_TWO,
+    ),
+    "rank-kernel": Fault(
+        "a kernel fails on a tensor-parallel rank that does not answer for the step",
+        "rank 1 ends, and with it the engine",
+        debug=f"{_ATTENTION}@3000:device=1",
+        arguments=("--tensor-parallel-size", "2", *_TIME),
+        environ=_TWO,
+    ),
+    "stage-kernel": Fault(
+        "a kernel fails on the first pipeline stage",
+        "rank 0 ends, and with it the engine",
+        debug=f"{_ATTENTION}@3000:device=0",
+        arguments=("--pipeline-parallel-size", "2", *_TIME),
+        environ=_TWO,
+    ),
+    "rank-stopped": Fault(
+        "a tensor-parallel rank is stopped (SIGSTOP)",
+        "RPC call to sample_tokens timed out",
+        kill="Worker_TP1",
+        signal=signal.SIGSTOP,
+        arguments=("--tensor-parallel-size", "2"),
+        environ=_TWO | _IMPATIENT,
+    ),
+    "stage-stopped": Fault(
+        "a pipeline stage is stopped (SIGSTOP)",
+        "RPC call to sample_tokens timed out",
+        kill="Worker_PP1",
+        signal=signal.SIGSTOP,
+        arguments=("--pipeline-parallel-size", "2"),
+        environ=_TWO | _IMPATIENT,
     ),
 }
 

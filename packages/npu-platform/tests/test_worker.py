@@ -96,3 +96,27 @@ def test_threads_are_shared_with_replicas_that_only_vllm_knows_of(monkeypatch: p
     assert worker()._num_threads(*alone) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "128")
     assert worker()._num_threads(*alone) == 32
+
+
+@pytest.mark.parametrize(
+    ("rank", "parallel", "ends"),
+    [
+        pytest.param(0, {}, False, id="alone"),
+        pytest.param(0, {"tensor_parallel_size": 2}, False, id="answers"),
+        pytest.param(1, {"tensor_parallel_size": 2}, True, id="second-of-tensor-parallel"),
+        pytest.param(0, {"pipeline_parallel_size": 2}, True, id="first-stage"),
+        pytest.param(1, {"pipeline_parallel_size": 2}, False, id="last-stage"),
+        pytest.param(3, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, True, id="second-of-last-stage"),
+    ],
+)
+def test_a_rank_whose_error_nobody_would_hear_ends(rank: int, parallel: dict[str, Any], ends: bool) -> None:
+    failed = worker(distributed_executor_backend="mp", **parallel)
+    failed.rank = rank
+    error = RuntimeError("a kernel failed")
+    if ends:
+        with pytest.raises(SystemExit):
+            failed._end_if_nobody_hears(error)
+    else:
+        failed._end_if_nobody_hears(error)
+    failed.parallel_config.distributed_executor_backend = "external_launcher"
+    failed._end_if_nobody_hears(error)

@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from npu_platform import activation, capabilities, config, features, forks, numa
+from npu_platform.distributed import choose_executor
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class NPUPlatform(Platform):
         features.choose_sleep_mode(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
+        choose_executor(vllm_config.parallel_config)
         numa.bind_ranks(vllm_config.parallel_config)
         config.prepare_child_environment()
         forks.prepare(bound=vllm_config.parallel_config.numa_bind)

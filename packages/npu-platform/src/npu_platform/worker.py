@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import vllm.envs as vllm_envs
 from vllm.distributed import get_world_group
+from vllm.distributed.parallel_state import get_inner_dp_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
@@ -22,6 +23,7 @@ from vllm.v1.worker.utils import request_memory
 
 from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode
 from npu_platform.config import NPUConfig, variables_set
+from npu_platform.distributed import host_watch, is_multiprocessing
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
@@ -32,7 +34,9 @@ from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import CompilationTimes
 
     from npu_platform.model_runner import NPUModelRunner
@@ -62,6 +66,7 @@ class NPUWorker(Worker):
             super().__init__(*args, **kwargs)
         self.npu_config = NPUConfig.from_additional_config(self.vllm_config.additional_config)
         self._cache_bytes = 0
+        self._hosts: host_watch.HostWatch | None = None
 
     def init_device(self) -> None:
         """Take this rank's device, join the process groups, measure the memory and build the model runner.
@@ -84,6 +89,9 @@ class NPUWorker(Worker):
                 self.device.index,  # of a platform out of tree, groups take their device from it
                 current_platform.dist_backend,
             )
+        if is_multiprocessing(self.parallel_config) and self.parallel_config.nnodes_within_dp > 1:
+            ranks_here = self.parallel_config.local_world_size
+            self._hosts = host_watch.join(get_inner_dp_world_group(), ranks_here, host_watch.end_this_process)
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
@@ -168,10 +176,44 @@ class NPUWorker(Worker):
         """Return which implementation each layer of the loaded model runs; ``collective_rpc`` reaches it."""
         return of_model(self.model_runner.get_model())
 
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run a step; as vLLM's worker, but that an error of a rank that does not answer for the step is told, too."""
+        try:
+            return super().execute_model(scheduler_output)
+        except Exception as error:
+            self._end_if_nobody_hears(error)
+            raise
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample the step's tokens; errors as of :meth:`execute_model`."""
+        try:
+            return super().sample_tokens(grammar_output)
+        except Exception as error:
+            self._end_if_nobody_hears(error)
+            raise
+
+    def shutdown(self) -> None:
+        """Release what the worker holds."""
+        if self._hosts is not None:
+            self._hosts.close()
+        super().shutdown()
+
     def profile(self, *args: Any, **kwargs: Any) -> None:
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
+
+    def _end_if_nobody_hears(self, error: Exception) -> None:
+        """End this rank on an error in a step for which another one answers.
+
+        vLLM's multiprocessing executor passes on the errors of the rank that answers, the first of the last stage, and
+        logs those of the others: their engine would wait. It does watch whether they live. Raises SystemExit.
+        """
+        parallel = self.parallel_config
+        answers = parallel.world_size - parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        if is_multiprocessing(parallel) and self.rank % parallel.world_size != answers:
+            logger.error("rank %d ends, and with it the engine, since its step failed", self.rank, exc_info=error)
+            raise SystemExit(1) from error
 
     def _say_what_ranks_got(self) -> None:
         """Let the first rank of a group log what each has of its host: the table of ``npu doctor --plan``."""

@@ -1,0 +1,56 @@
+"""NPUMultiprocExecutor: vLLM's executor of an engine on several hosts, which sees while it waits that it has failed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+if TYPE_CHECKING:
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+LOOK_SECONDS = 1.0
+
+
+class NPUMultiprocExecutor(MultiprocExecutor):
+    """vLLM's executor, whose wait for a rank of another host ends when a rank of this one has died.
+
+    A host that is gone ends the first rank of this one (see ``host_watch``). vLLM 0.32 sees that and shuts down, but
+    what waits for the other host's answer goes on waiting, for ``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``.
+    """
+
+    def _post_init_executor(self) -> None:
+        here = self.local_world_size
+        remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
+        self.response_mqs = [*self.response_mqs[:here], *remote]
+
+
+class RemoteAnswers:
+    """The answers of a rank of another host; stands for its ``MessageQueue``."""
+
+    def __init__(self, queue: MessageQueue, executor: MultiprocExecutor) -> None:
+        self._queue, self._executor = queue, executor
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        """Return the next answer.
+
+        Raises TimeoutError after `timeout` seconds, and RuntimeError soon after the executor has failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+            try:
+                return self._queue.dequeue(timeout=min(LOOK_SECONDS, max(0.0, left)))
+            except TimeoutError:
+                if self._executor.is_failed:
+                    msg = (
+                        "a rank of this engine has died, or its host: the log above says which; start the engine again."
+                    )
+                    raise RuntimeError(msg) from None
+                if left <= 0:
+                    raise
+
+    def shutdown(self) -> None:
+        """End the queue."""
+        self._queue.shutdown()
