@@ -293,3 +293,16 @@ parts = [torch.empty(rank + 1, device="npu") for _ in range(size)]
 dist.all_to_all(parts, list(source.split(list(range(1, size + 1)))))
 assert [part.tolist() for part in parts] == [[float(r)] * (rank + 1) for r in range(size)]
 """)
+
+
+def test_batched_transfers_of_several_sizes(ranks: Ranks) -> None:
+    """Every rank sends two tensors of its own sizes to each other one, all in one batch."""
+    ranks.run("""
+part = lambda one, other, n: torch.full((1 + one + 2 * other + 100 * n,), 10.0 * one + other, device="npu")
+others = [r for r in range(size) if r != rank]
+came = {(r, n): torch.zeros_like(part(r, rank, n)) for r in others for n in (0, 1)}
+sends = [dist.P2POp(dist.isend, part(rank, r, n), r, tag=n) for r in others for n in (0, 1)]
+receives = [dist.P2POp(dist.irecv, x, r, tag=n) for (r, n), x in came.items()]
+for work in dist.batch_isend_irecv(receives + sends): work.wait()
+assert all(torch.equal(x, part(r, rank, n)) for (r, n), x in came.items())
+""")

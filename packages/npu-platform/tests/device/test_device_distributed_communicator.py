@@ -1,0 +1,62 @@
+"""vLLM's communicator on npu tensors: what its base class leaves out, between ranks that have different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .ranks import Ranks
+
+pytestmark = pytest.mark.nightly  # the ranks import vLLM
+
+SETUP = """
+from npu_platform.distributed.communicator import NPUCommunicator
+communicator = NPUCommunicator(dist.group.WORLD, torch.device("npu", rank), dist.group.WORLD)
+sizes = [3 * r + (r != 1) for r in range(size)]  # 1, 3, 7
+rows = lambda r: torch.arange(float(2 * sizes[r]), device="npu").view(-1, 2) + 100 * r
+every = torch.cat([rows(r) for r in range(size)])
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with Ranks(3, tmp_path_factory.mktemp("ranks")) as started:
+        started.run(SETUP)
+        yield started
+
+
+def test_gather_of_uneven_rows(ranks: Ranks) -> None:
+    ranks.run("""
+assert torch.equal(communicator.all_gatherv(rows(rank), 0, sizes), every)
+one, two = communicator.all_gatherv([rows(rank), rows(rank).int()], 0, sizes)
+assert torch.equal(one, every) and torch.equal(two, every.int())
+even = communicator.all_gatherv(torch.full((2, 2), float(rank), device="npu"))
+assert even[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+""")
+
+
+def test_reduce_scatter_of_uneven_rows(ranks: Ranks) -> None:
+    ranks.run("""
+mine = communicator.reduce_scatterv(every * (rank + 1), 0, sizes)
+assert torch.equal(mine, rows(rank) * 6), mine
+even = communicator.reduce_scatterv(torch.ones(size, 2, device="npu"), 0)
+assert even.tolist() == [[size, size]]
+""")
+
+
+def test_transfers_together(ranks: Ranks) -> None:
+    """To the next rank as many rows as this one has, from the one before as many as that has."""
+    ranks.run("""
+after, before = (rank + 1) % size, (rank - 1) % size
+came = torch.empty_like(rows(before))
+communicator.batch_isend_irecv([dist.P2POp(dist.isend, rows(rank), after), dist.P2POp(dist.irecv, came, before)])
+assert torch.equal(came, rows(before))
+""")
+
+
+def test_other_dimensions_are_refused(ranks: Ranks) -> None:
+    ranks.start("communicator.all_gatherv(rows(rank), 1, sizes)")
+    assert {reply.error for reply in ranks.replies()} == {
+        "ValueError: all_gatherv works along dimension 0, not 1: move the dimension first."
+    }
