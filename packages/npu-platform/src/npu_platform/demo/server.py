@@ -59,7 +59,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start the process; use :meth:`wait_until_ready` before the first request."""
+        """Start the process, again if it was stopped; use :meth:`wait_until_ready` before the first request."""
+        self.exit_code = None
         with self.log.open("wb") as log:
             self._process = self._start(log)
         return self
