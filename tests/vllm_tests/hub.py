@@ -1,0 +1,68 @@
+"""A cache of the Hugging Face hub with small random models under the names that vLLM's tests ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tokenizers
+import transformers
+
+from tests.support import models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REVISION = "0" * 40
+
+
+def fill(hub: Path) -> None:
+    """Write the models that are not there yet into ``hub/models--ORGANISATION--NAME``."""
+    for name, make in MODELS.items():
+        place = hub / f"models--{name.replace('/', '--')}"
+        snapshot = place / "snapshots" / REVISION
+        if snapshot.exists():
+            continue
+        make(snapshot)
+        _add_tokenizer(snapshot)
+        (place / "refs").mkdir(exist_ok=True)
+        (place / "refs" / "main").write_text(REVISION)
+
+
+def _llama(folder: Path) -> Path:
+    return models.tiny_llama(folder, max_position_embeddings=4096)
+
+
+def _qwen3(folder: Path) -> Path:
+    return models.tiny_qwen3(folder, max_position_embeddings=4096)
+
+
+def _opt(folder: Path) -> Path:
+    shape = {"vocab_size": models.VOCABULARY, "hidden_size": 128, "ffn_dim": 256, "num_hidden_layers": 4}
+    shape |= {"num_attention_heads": 8, "word_embed_proj_dim": 128, "max_position_embeddings": 2048}
+    return models._save(transformers.OPTConfig(**shape), folder, 0)
+
+
+def _granite_moe(folder: Path) -> Path:
+    shape = {"vocab_size": models.VOCABULARY, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}
+    return models._save(transformers.GraniteMoeConfig(max_position_embeddings=4096, **shape), folder, 0)
+
+
+MODELS = {
+    "hmellor/tiny-random-LlamaForCausalLM": _llama,
+    "meta-llama/Llama-3.2-1B": _llama,
+    "Qwen/Qwen3-0.6B": _qwen3,
+    "facebook/opt-125m": _opt,
+    "ibm-research/PowerMoE-3b": _granite_moe,
+}
+
+
+def _add_tokenizer(folder: Path) -> None:
+    """One token a word, of whatever text; the words of ids have no meaning either."""
+    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(models.VOCABULARY)}, unk_token="w7")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="w7", pad_token="w0", bos_token="w1", eos_token="w2"
+    )
+    made.save_pretrained(folder)
