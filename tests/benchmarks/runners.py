@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import SHAPES
 from tests.benchmarks.machine import machine
 
-RUNNERS = {"V1": "0", "V2": "1"}
+RUNNERS = {name: {"VLLM_USE_V2_MODEL_RUNNER": value} for name, value in (("V1", "0"), ("V2", "1"))}
 
 
 def main() -> None:
@@ -37,16 +38,16 @@ def main() -> None:
         write_model(model, SHAPES[options.shape])
         turns: dict[str, list[dict[str, float]]] = {name: [] for name in RUNNERS}
         for _ in range(options.rounds + 1):
-            for name, value in RUNNERS.items():
-                turns[name].append(turn(model, value))
+            for name, environ in RUNNERS.items():
+                turns[name].append(turn(model, environ, {}))
     table({name: counted[1:] for name, counted in turns.items()})
 
 
-def turn(model: Path, v2: str) -> dict[str, float]:
-    """Return the median milliseconds of each case in one engine, and the seconds to its first token."""
-    environ = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": v2}
-    command = [sys.executable, "-m", "tests.benchmarks.engine_contestant", str(model), str(time.time()), "split", "{}"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+def turn(model: Path, environ: dict[str, str], engine: dict[str, Any]) -> dict[str, float]:
+    """Return the median milliseconds of each case in one engine of these settings, and the seconds to its first token."""
+    command = [sys.executable, "-m", "tests.benchmarks.engine_contestant", str(model), str(time.time()), "split"]
+    command.append(json.dumps(engine))
+    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     if line is None:
         msg = f"the engine failed:\n{(done.stdout + done.stderr)[-4000:]}"
@@ -57,10 +58,11 @@ def turn(model: Path, v2: str) -> dict[str, float]:
 
 
 def table(turns: dict[str, list[dict[str, float]]]) -> None:
-    """Print the medians of the turns, and V2's over V1's."""
-    print("| | V1 | V2 | V2 / V1 |\n|---|---|---|---|")
-    for case in turns["V1"][0]:
-        one, two = (statistics.median(turn[case] for turn in turns[name]) for name in RUNNERS)
+    """Print the medians of both contestants' turns, and the second's over the first's."""
+    first, second = turns
+    print(f"| | {first} | {second} | {second} / {first} |\n|---|---|---|---|")
+    for case in turns[first][0]:
+        one, two = (statistics.median(turn[case] for turn in turns[name]) for name in turns)
         print(f"| {case} | {one:.3f} | {two:.3f} | {two / one:.2f} |")
 
 
