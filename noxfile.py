@@ -25,6 +25,7 @@ PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 # Two at a time, since most of a test is one process that imports vLLM.
 WORKERS = ("-n", "2")
+ONE_MORE = ("-n", "3")  # where tests wait for other processes
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
 # Engine tests that `v2` runs on the other model runner.
@@ -64,10 +65,10 @@ def unit(session: nox.Session) -> None:
     options = [option for option in session.posargs if option not in chosen]
     # Those that want the device in one run, since each imports torch and vLLM in every worker; the tests of the others
     # set VLLM_TARGET_DEVICE=cpu, for a vLLM that needs none. `packaging` installs each package without the others.
-    for group in (PACKAGES[:2], PACKAGES[2:3], PACKAGES[3:]):
+    for group, workers in ((PACKAGES[:2], WORKERS), (PACKAGES[2:3], ONE_MORE), (PACKAGES[3:], WORKERS)):
         folders = [f"packages/{package}/tests" for package in group if package in (chosen or PACKAGES)]
         if folders:
-            run_tests(session, *folders, *options)
+            run_tests(session, *folders, *workers, *options)
 
 
 @nox.session
@@ -133,7 +134,8 @@ def packaging(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
     # By module, which makes its models, engines and servers once; in the order of tests/e2e/conftest.py.
-    run_tests(session, "tests/e2e", "--dist", "loadscope", "--no-loadscope-reorder", *session.posargs)
+    options = ("--dist", "loadscope", "--no-loadscope-reorder", *session.posargs)
+    run_tests(session, "tests/e2e", *ONE_MORE, *options)
 
 
 @nox.session
