@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import models
+from tests.support.clients import ask_until_it_fails
 from tests.support.engine_run import run_engine
+from tests.support.faults_page import EVENT, PATIENCE
+from tests.support.server import metric, serve_demo, until
 from tests.support.transformers_reference import assert_greedy, load
 
 if TYPE_CHECKING:
@@ -26,15 +31,24 @@ ENGINE: dict[str, Any] = {
 VARIABLES = {"NPU_SIMULATOR_MEMORY": "1GiB", "NPU_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Return the address of a cluster of two nodes."""
+@contextlib.contextmanager
+def two_nodes() -> Iterator[tuple[str, Any]]:
+    """Run a cluster of two nodes; yield its address and the second one."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="pip install npu-platform[ray]")
     node = {"num_cpus": 2, "resources": {"NPU": 1}, "object_store_memory": 100 << 20, "include_dashboard": False}
     made = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-    made.add_node(**node)
-    yield made.address
-    made.shutdown()
+    second = made.add_node(**node)
+    try:
+        yield made.address, second
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Return the address of a cluster of two nodes."""
+    with two_nodes() as (address, _):
+        yield address
 
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
@@ -47,3 +61,19 @@ def test_ranks_on_two_nodes(layout: str, cluster: str, tmp_path: Path) -> None:
     for prompt, output in zip(prompts, run.tokens(0), strict=True):
         assert len(output) == NEW
         assert_greedy(load(model), prompt, output)
+
+
+def test_a_raylet_is_killed(tmp_path: Path) -> None:
+    """The rank of its node ends with it: all clients are told, and the server ends.
+
+    Where the rank that answers was on that node, the last stage of a pipeline, they wait for vLLM's limit of a step.
+    """
+    arguments = ("--distributed-executor-backend", "ray", "--tensor-parallel-size", "2")
+    with two_nodes() as (address, second), serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server:
+        with ThreadPoolExecutor(2) as pool:
+            told = [pool.submit(ask_until_it_fails, server, stream=stream) for stream in (True, False)]
+            assert until(lambda: metric(server, "vllm:generation_tokens_total") > 50, 60)
+            second.kill_raylet()
+            answers = [client.result(timeout=2 * PATIENCE) for client in told]
+        assert all(EVENT in answer.text[-300:] for answer in answers), answers
+        assert until(lambda: not server.processes_alive(), PATIENCE)
