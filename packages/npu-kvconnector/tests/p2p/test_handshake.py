@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import socket
+import threading
 
 # vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 import msgspec
 import pytest
+import zmq
 
 pytest.importorskip("vllm")
 
+from npu_kvconnector.p2p.channel import ChannelKeys, serve
 from npu_kvconnector.p2p.scheduler import answer_handshake
+from tests.support.fuzz import damaged
+from tests.support.stores import free_port
 
 DATA = {(0, 0): b"first worker", (0, 1): b"second worker"}
 
@@ -56,3 +63,38 @@ def test_100_000_frames_of_noise_are_dropped() -> None:
             frame[at : at + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
         answer = answer_handshake(DATA, bytes(frame))
         assert answer is None or answer[0] in DATA.values()
+
+
+GREETING = b"\xff" + bytes(7) + b"\1\x7f\3\0" + b"CURVE".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0
+HELLO = b"\4\xc8\5HELLO\1\0" + bytes(72) + bytes(range(120))
+
+
+@pytest.mark.parametrize("rounds", [500, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_a_channel_outlives_fuzzed_frames(rounds: int) -> None:
+    """Frames of who holds the secret, and a hundredth as many connections of who does not."""
+    chance, keys, good = random.Random(rounds), ChannelKeys.derive(b"s" * 16), question(b"get_meta_msg", 0, 1)
+    port, ready, stop = free_port(), threading.Event(), threading.Event()
+    answer = functools.partial(answer_handshake, DATA)
+    address, events = f"tcp://127.0.0.1:{port}", {"ready": ready, "stop": stop}
+    thread = threading.Thread(target=serve, args=(address, keys, answer), kwargs=events)
+    thread.start()
+    assert ready.wait(10)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger, client.rcvtimeo = 0, 20_000
+        client.curve_serverkey, client.curve_secretkey = zmq.curve_public(keys.server), keys.client
+        client.curve_publickey = zmq.curve_public(keys.client)
+        client.connect(address)
+        for number in range(rounds):
+            before = [chance.randbytes(chance.randint(0, 8)) for _ in range(chance.randint(0, 3))]
+            client.send_multipart([*before, damaged(good, chance)])
+            while client.poll(0):
+                assert client.recv_multipart()[1] in DATA.values()
+            if number % 100 == 0:
+                with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                    stranger.sendall(damaged(GREETING + HELLO, chance))
+        client.send_multipart([b"", question(b"get_meta_msg", 0, 0)])
+        while client.recv_multipart()[1] != DATA[0, 0]:
+            pass
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()

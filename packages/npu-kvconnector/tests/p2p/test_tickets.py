@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_kvconnector.p2p.tickets import SIGNED, TICKET, Tickets, prompt_digest
+from tests.support.fuzz import damaged
 
 PROMPT = prompt_digest([1, 2, 3], None, None)
 PARAMS: dict[str, Any] = {
@@ -74,16 +76,25 @@ def test_what_is_read_from_where_cannot_be_changed(name: str) -> None:
             assert "not signed" in (tickets.refusal(signed(tickets, **{name: value}), prompt=PROMPT) or "")
 
 
-@pytest.mark.parametrize("ticket", [None, "x", [], {}, {"signature": 1}, {"signature": "é"}, {"signature": "00"}])
+@pytest.mark.parametrize("ticket", [None, "x", [], {}, {"signature": 1}, {"signature": "é"}, {"signature": "\ud800"}])
 def test_what_is_no_ticket_is_refused(ticket: Any) -> None:
     assert Tickets(b"s" * 16).refusal({**PARAMS, TICKET: ticket}, prompt=PROMPT)
     assert Tickets(b"s" * 16).refusal(PARAMS, prompt=PROMPT) == "they carry no ticket"
+
+
+def test_parameters_may_be_nested_too_deep_to_sign() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    params = signed(Tickets(b"s" * 16)) | {"remote_block_ids": nested}
+    assert "not signed" in (Tickets(b"s" * 16).refusal(params, prompt=PROMPT) or "")
 
 
 def test_a_ticket_of_another_secret_is_refused() -> None:
     assert Tickets(b"t" * 16).refusal(signed(Tickets(b"s" * 16)), prompt=PROMPT)
 
 
+@settings(max_examples=25)  # which take a second
 @given(
     st.dictionaries(
         st.sampled_from([*SIGNED, TICKET]), st.recursive(st.none() | st.integers() | st.text("ab0"), st.lists)
@@ -91,6 +102,23 @@ def test_a_ticket_of_another_secret_is_refused() -> None:
 )
 def test_no_parameters_pass_by_chance(params: dict[str, Any]) -> None:
     assert Tickets(b"s" * 16).refusal(params, prompt=PROMPT)
+
+
+@pytest.mark.parametrize("rounds", [1_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_damaged_parameters_are_refused_or_say_the_same(rounds: int) -> None:
+    chance, clock = random.Random(rounds), Clock()
+    tickets = Tickets(b"s" * 16, clock)
+    good = json.dumps(tickets.sign(PARAMS, prompt=PROMPT, seconds=30)).encode()
+    passed = 0
+    for _ in range(rounds):
+        try:
+            params = json.loads(damaged(good, chance))
+        except ValueError:  # a server's framework refuses it
+            continue
+        if isinstance(params, dict) and Tickets(b"s" * 16, clock).refusal(params, prompt=PROMPT) is None:
+            passed += 1
+            assert [params[name] for name in SIGNED] == [json.loads(good)[name] for name in SIGNED]
+    assert passed < rounds // 10
 
 
 def test_a_prompt_s_digest_depends_on_all_that_decides_its_blocks() -> None:

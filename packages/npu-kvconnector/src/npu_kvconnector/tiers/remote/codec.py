@@ -40,8 +40,8 @@ class Codec(Protocol):
         """Return the payload, or None where the block is better stored plain."""
         ...
 
-    def decode(self, payload: Buffer) -> Buffer:
-        """Return the block."""
+    def decode(self, payload: Buffer, plain_bytes: int) -> Buffer:
+        """Return the block, for which no more memory is taken than its ``plain_bytes``, whatever the payload says."""
         ...
 
 
@@ -73,7 +73,7 @@ def decode(codec: Codec | None, number: int, payload: Buffer, plain_bytes: int) 
     if number == PLAIN:
         block = payload
     elif codec is not None and number == codec.number:
-        block = codec.decode(payload)
+        block = codec.decode(payload, plain_bytes)
     else:
         msg = f"the record is of codec {number}, which this tier does not use"
         raise IntegrityError(msg)
@@ -105,13 +105,15 @@ class _Zstd:
         packed: bytes = self._module.ZstdCompressor(level=_LEVEL).compress(apart.tobytes())
         return bytes([self._planes]) + packed if len(packed) + 1 < len(plain) else None
 
-    def decode(self, payload: Buffer) -> Buffer:
+    def decode(self, payload: Buffer, plain_bytes: int) -> Buffer:
         view = memoryview(payload)
+        msg = f"the record does not decompress to {plain_bytes} bytes"
         try:
+            if self._module.frame_content_size(view[1:]) != plain_bytes:  # as much would be allocated
+                raise IntegrityError(msg)
             plain = self._module.ZstdDecompressor().decompress(view[1:])
             together = np.frombuffer(plain, np.uint8).reshape(view[0], -1).T
         except (self._module.ZstdError, ValueError, IndexError) as error:
-            msg = "the record does not decompress"
             raise IntegrityError(msg) from error
         return np.ascontiguousarray(together).tobytes()
 
@@ -136,7 +138,7 @@ class _Fp8:
         rounded = (values / scales).to(torch.float8_e4m3fn)
         return scales.numpy().tobytes() + rounded.view(torch.uint8).numpy().tobytes()
 
-    def decode(self, payload: Buffer) -> Buffer:
+    def decode(self, payload: Buffer, plain_bytes: int) -> Buffer:
         view = memoryview(payload)
         groups, rest = divmod(view.nbytes, 4 + _GROUP)
         if rest or not groups:

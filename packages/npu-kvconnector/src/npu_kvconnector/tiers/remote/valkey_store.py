@@ -89,14 +89,19 @@ class ValkeyStore:
         async def request() -> list[bytes | None]:
             return list(await self._client.mget([self._prefix + name for name in names]))
 
-        for number, record in enumerate(await self._ask(lambda: self._hedge.read(request), "read blocks")):
+        records = await self._ask(lambda: self._hedge.read(request), "read blocks")
+        if len(records) != len(names) or not all(isinstance(record, bytes | None) for record in records):
+            msg = "Valkey answered a question for blocks with something else"
+            raise StoreError(msg)
+        for number, record in enumerate(records):
             if record is not None:
                 await take(first + number, record)
 
     async def _ask(self, request: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         try:
             return await request()
-        except (ValkeyError, OSError) as error:
+        # The last three: its client lets a reply that is none through to Python's own errors.
+        except (ValkeyError, OSError, ValueError, TypeError, RecursionError) as error:
             # Not its text: a server may repeat what it was sent.
             msg = f"Valkey did not {what} ({type(error).__name__})"
             raise StoreError(msg) from None
