@@ -1,11 +1,15 @@
-"""Real stores for tests, each a process or a thread of its own: Valkey, an S3 server, and TLS in front of either."""
+"""Real stores for tests, each a process or a thread of its own: Valkey, S3, Azure, GCS, and TLS in front of any."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import contextlib
+import hmac
+import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -13,18 +17,21 @@ import subprocess
 import sys
 import threading
 import time
+from email.utils import formatdate
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 import trustme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["S3Server", "ValkeyServer", "free_port", "tls_relay"]
+__all__ = ["AzureServer", "GCSServer", "S3Server", "ValkeyServer", "free_port", "tls_relay"]
 
+AZURITE = "azurite@3.37.0"
 _START = 30.0
 
 
@@ -97,6 +104,62 @@ class S3Server(_Process):
 
     def make_bucket(self, name: str) -> None:
         httpx.put(f"{self.endpoint}/{name}", trust_env=False).raise_for_status()
+
+
+class GCSServer(S3Server):
+    """The same, as Google Cloud Storage: object_store speaks to that in its XML API, which is S3's but for the signature.
+
+    The emulators on PyPI (fake-gcs-server, gcp-storage-emulator) know its JSON API only.
+    """
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return the variables of a client, whose account signs its tokens and asks nobody for them."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import rsa
+
+        key = rsa.generate_private_key(65537, 2048).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        account = {"client_email": "npu@example.com", "private_key_id": "1", "private_key": key.decode()}
+        file = folder / "account.json"
+        file.write_text(json.dumps(account | {"gcs_base_url": self.endpoint}))
+        return {"GOOGLE_SERVICE_ACCOUNT": str(file)}
+
+
+class AzureServer(_Process):
+    """Azurite, Microsoft's emulator of Azure Blob Storage, from npm; it keeps blobs in memory."""
+
+    ACCOUNT = "devstoreaccount1"
+    KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of every Azurite
+
+    def __init__(self, folder: Path) -> None:
+        port, place = free_port(), ["--blobHost", "127.0.0.1", "--inMemoryPersistence", "--skipApiVersionCheck"]
+        super().__init__([str(_azurite()), *place, "--blobPort", str(port)], port, folder)
+        self.endpoint = f"http://127.0.0.1:{port}/{self.ACCOUNT}"
+        self.environment = {"AZURE_STORAGE_ACCOUNT_NAME": self.ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": self.KEY}
+
+    def make_bucket(self, name: str) -> None:
+        """Make a container, by a request that is signed with the account's shared key."""
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
+        lines = "".join(f"{key}:{value}\n" for key, value in headers.items())
+        signed = "PUT" + "\n" * 12 + lines + f"/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
+        signature = base64.b64encode(hmac.digest(base64.b64decode(self.KEY), signed.encode(), "sha256")).decode()
+        headers["Authorization"] = f"SharedKey {self.ACCOUNT}:{signature}"
+        url = f"{self.endpoint}/{name}?restype=container"
+        httpx.put(url, headers=headers, trust_env=False).raise_for_status()
+
+
+def _azurite() -> Path:
+    """Return Azurite's program, installed beside nox's environments where it is not there."""
+    place = Path(__file__).parents[2] / ".nox" / "azurite"
+    program = place / "node_modules" / ".bin" / "azurite-blob"
+    if not program.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("Azurite needs npm: apt install npm")
+        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(place), AZURITE]
+        subprocess.run(command, check=True, timeout=500)
+    return program
 
 
 @contextlib.contextmanager
