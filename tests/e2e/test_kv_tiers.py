@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.test_faults import process_of
 from tests.support.server import metric, serve_demo, until
+from tests.support.stores import free_port
 
 if TYPE_CHECKING:
     from npu_platform.demo.server import Server
@@ -27,8 +28,8 @@ def connector(tier: dict[str, Any]) -> tuple[str, str]:
     return "--kv-transfer-config", json.dumps(transfer)
 
 
-def ask(server: Server) -> str:
-    answer = server.ask("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=16)
+def ask(server: Server, **more: Any) -> str:
+    answer = server.ask("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=16, **more)
     return answer["choices"][0]["text"]
 
 
@@ -75,3 +76,21 @@ def test_a_server_answers_whatever_its_tier_does_and_shows_it(tmp_path: Path) ->
         )
         assert metric(server, "vllm:kv_offload_tiering_failed_calls_total", call="lookup") == 1
         assert metric(server, "vllm:kv_offload_tiering_breaker_state", operation="store") == 0
+
+
+@pytest.mark.nightly
+def test_vllm_s_p2p_tier_reads_what_another_server_has(tmp_path: Path) -> None:
+    pytest.importorskip("nixl", reason="vLLM's tier goes through it: pip install npu-kvconnector[nixl]")
+    ports, folders = [free_port(), free_port()], [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (
+        serve_demo(folder, *connector({"type": "p2p", "port": port}))
+        for folder, port in zip(folders, ports, strict=True)
+    )
+    with first as one, second as two:
+        answer = ask(one)
+        source = {"kv_request_id": "transfer-1", "remote_host": "localhost", "remote_port": ports[0]}
+        assert ask(two, kv_transfer_params={"remote_kv_source": source}) == answer
+        assert metric(two, "vllm:external_prefix_cache_hits_total") > 0
+        assert ask(one) == answer

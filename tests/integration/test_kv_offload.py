@@ -8,22 +8,19 @@ one whose load fails on the device. The first round of a prompt is what an engin
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support import models
 from tests.support.adapters import adapter
-from tests.support.vllm_process import run_module, run_program
+from tests.support.offload_engine import BLOCK, Case, run_scenario
+from tests.support.stores import free_port
+from tests.support.vllm_process import run_program
 
-ROOT = Path(__file__).parents[2]
-PROMPT, NEW, BLOCK = 120, 64, 32
-MADE_BY = "needs an interpreter with vLLM's CPU build in NPU_PEER_PYTHON; `nox -s peer` makes one and runs this"
+PROMPT = 120
 FAULTY_COPY = """
 import json, torch, uuid
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
@@ -60,19 +57,6 @@ def test_a_copy_that_fails_on_the_device_is_a_failed_job_and_one_launch() -> Non
     assert ended == [[1, True], [2, False], [3, True]]
     assert launches == 1  # two blocks of three layers
     assert equal
-
-
-class Case(NamedTuple):
-    """One engine: which model, how many blocks on the device, and what else is asked of it."""
-
-    platform: str = "npu"
-    model: str = "qwen3"
-    blocks: int = 20
-    engine: dict[str, Any] = {}  # noqa: RUF012  # read only
-    tier: dict[str, Any] | None = None
-    devices: int = 1
-    host: str = "4MiB"
-    """Of host memory where a tier lies behind it: too little for all prompts, so that some come from that tier."""
 
 
 FLAKY = {
@@ -116,74 +100,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     prompts = models.prompt_token_ids([PROMPT] * 8)
     rounds: list[Any] = [[prompt] for prompt in (*prompts, prompts[0], prompts[1])]
     rounds += [prompts[2:4], prompts[2:4], prompts[:4]]
-    if case.platform == "npu" and case.devices == 1 and is_trusty(case):  # in this process, and there will be a load
+    if case.platform == "npu" and case.devices == 1 and case.is_trusty:  # in this process, and there will be a load
         rounds.append({"prompts": prompts[5:6], "fault": "kernel=aten::_copy_from@1"})
     return {"asked": case, "prompts": prompts, **run_scenario(case, folder, rounds, abort=[10])}
-
-
-def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> dict[str, Any]:
-    """Run rounds in an engine with the connector; a tier behind the host's makes that one too small for all."""
-    canonical = {"canonical_layout": True} if scenario.pop("canonical", False) else {}
-    options: dict[str, Any] = {"cpu_bytes_to_use": "64MiB", "offload_prompt_only": False, **canonical}
-    if case.tier is not None:
-        places = {
-            "fs": {"root_dir": str(folder / "tier")},
-            "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
-        }
-        tier = places.get(case.tier["type"], {}) | case.tier
-        options |= {"cpu_bytes_to_use": case.host, "secondary_tiers": [tier]}
-    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder / 'events'}"} if tells_events(case) else None
-    options["self_describing_kv_events"] = events is not None
-    transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
-    scenario |= {
-        "engine": {
-            "model": str({**models.MAKERS, **models.RECURRENT}[case.model](folder / "model")),
-            "dtype": "float32",
-            "max_model_len": 256,
-            "max_num_seqs": 4,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": case.blocks,
-            "enforce_eager": case.platform != "npu",  # others would compile for a minute
-            **case.engine,
-            **({"kv_events_config": events} if events else {}),
-            "kv_transfer_config": transfer,
-        },
-        "rounds": rounds,
-        "max_tokens": NEW,
-    }
-    (folder / "scenario.json").write_text(json.dumps(scenario))
-    files = (str(folder / "scenario.json"), str(folder / "result.json"))
-    if case.platform == "npu":
-        devices = {"NPU_SIMULATOR_DEVICES": str(case.devices), "NPU_SIMULATOR_MEMORY": "2GiB"}
-        inside = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.devices == 1 else devices
-        done = run_module("tests.support.offload_scenario", *files, **inside)
-    elif case.platform == "cuda":  # which npu-platform leaves alone where it finds it
-        done = run_module("tests.support.offload_scenario", *files, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    else:
-        done = run_on_peer(folder, *files)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
-    return json.loads((folder / "result.json").read_text())
-
-
-def run_on_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the scenario with the peer's interpreter, this package beside it, entry point and all."""
-    python = os.environ.get("NPU_PEER_PYTHON")
-    if not python:
-        pytest.skip(MADE_BY)
-    uv = shutil.which("uv")
-    assert uv is not None
-    # A folder on the path instead of an installation: the peer's environment is also what we are measured against.
-    place = ["--no-config", "--quiet", "--no-deps", "--python", python, "--target", str(folder / "site")]
-    subprocess.run([uv, "pip", "install", *place, str(ROOT / "packages" / "npu-kvconnector")], check=True, timeout=300)
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return subprocess.run(
-        [python, str(ROOT / "tests" / "support" / "offload_scenario.py"), *arguments],
-        env={**os.environ, **threads, "PYTHONPATH": str(folder / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
 
 
 def tokens(run: dict[str, Any], number: int) -> list[list[int]]:
@@ -193,14 +112,6 @@ def tokens(run: dict[str, Any], number: int) -> list[list[int]]:
 def of_tiers(run: dict[str, Any], name: str) -> float:
     """Return a metric's sum over tiers."""
     return sum(value for key, value in run["metrics"].items() if key.partition("[")[0] == f"vllm:kv_offload_{name}")
-
-
-def tells_events(case: Case) -> bool:
-    return bool(case.tier and case.tier.get("enable_kv_events"))
-
-
-def is_trusty(case: Case) -> bool:
-    return case.tier is None or case.tier["type"] in {"fs", "durable"}
 
 
 def test_it_ran_on_the_platform_asked_for(run: dict[str, Any]) -> None:
@@ -213,7 +124,7 @@ def test_prompts_come_back_with_equal_tokens(run: dict[str, Any]) -> None:
     whole_blocks = (PROMPT - 1) // BLOCK * BLOCK
     for number in (0, 1):
         assert tokens(run, 8 + number) == tokens(run, number)
-        if is_trusty(run["asked"]):
+        if run["asked"].is_trusty:
             assert run["rounds"][8 + number][0]["cached"] == whole_blocks
 
 
@@ -221,7 +132,7 @@ def test_hits_and_bytes_are_counted(run: dict[str, Any]) -> None:
     metrics = run["metrics"]
     assert metrics["vllm:kv_offload_load_bytes"] > 0
     assert metrics["vllm:kv_offload_store_bytes"] > 0
-    if is_trusty(run["asked"]):
+    if run["asked"].is_trusty:
         assert metrics["vllm:external_prefix_cache_hits"] >= 2 * ((PROMPT - 1) // BLOCK) * BLOCK
     if run["asked"].tier is not None:
         assert of_tiers(run, "tiering_write_bytes") > 0
@@ -231,13 +142,13 @@ def test_what_failed_was_computed_and_counted(run: dict[str, Any]) -> None:
     if len(run["rounds"]) > 13:  # the last one met a fault of the device
         assert tokens(run, 13) == tokens(run, 5)
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[0:primary]"] > 0
-    if not is_trusty(run["asked"]):
+    if not run["asked"].is_trusty:
         assert of_tiers(run, "tiering_chunk_hits") > run["metrics"]["vllm:kv_offload_tiering_chunk_hits[0:primary]"]
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[1:FlakyTier]"] > 0
 
 
 def test_events_say_what_is_where(run: dict[str, Any]) -> None:
-    if not tells_events(run["asked"]):
+    if not run["asked"].tells_events:
         assert run["events"] == []
         return
     stored = [event for event in run["events"] if event["kind"] == "BlockStored" and event["tokens"]]
@@ -308,3 +219,29 @@ def test_an_engine_of_other_parallelism_loads_canonical_chunks(tmp_path: Path) -
         answers.append(run_scenario(case, tmp_path, [[one] for one in prompts], canonical=True))
     assert [one[0]["cached"] for one in answers[1]["rounds"]] == [(PROMPT - 1) // BLOCK * BLOCK] * 2
     assert [tokens(answers[1], number) for number in range(2)] == [tokens(answers[0], number) for number in range(2)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["fp8", "int8_per_token_head"])
+def test_codes_of_a_batch_are_those_without_a_connector(dtype: str, tmp_path: Path) -> None:
+    """What a batch does to codes is rounding and not the connector: the same batch has the same tokens without it."""
+    prompts = models.prompt_token_ids([PROMPT] * 4, seed=6)
+    case = Case(model="llama", blocks=64, engine={"kv_cache_dtype": dtype})  # nobody is preempted
+    with_it = run_scenario(case, tmp_path, [prompts, prompts])
+    case = case._replace(engine={**case.engine, "enable_prefix_caching": False})
+    without = run_scenario(case, tmp_path, [prompts, prompts], connector=False)
+    assert tokens(with_it, 0) == tokens(without, 0) == tokens(without, 1)
+    assert [one["cached"] for one in with_it["rounds"][0]] == [0] * 4
+
+
+@pytest.mark.nightly
+def test_vllm_s_kvcr_tier_works_in_our_frame(tmp_path: Path) -> None:
+    pytest.importorskip("kvcr", reason="it wants a NIXL of its own: uv run --with kvcr==0.1.1 pytest -k kvcr")
+    place = {"control_host": "127.0.0.1", "control_advertise_host": "127.0.0.1", "control_ports": [free_port()]}
+    capacity = {"secondary_g2_slots": 256, "policy": "lru", "router_capabilities": ["router_hint"]}
+    prompts = models.prompt_token_ids([PROMPT] * 16, seed=9)
+    rounds = [[prompt] for prompt in (*prompts, *prompts[:2])]
+    run = run_scenario(Case(model="llama", tier={"type": "kvcr"} | place | capacity), tmp_path, rounds)
+    assert [run["rounds"][number][0]["cached"] for number in (16, 17)] == [(PROMPT - 1) // BLOCK * BLOCK] * 2
+    assert [tokens(run, number) for number in (16, 17)] == [tokens(run, number) for number in (0, 1)]
+    assert run["metrics"]["vllm:kv_offload_tiering_chunk_hits[1:kvcr]"] > 0

@@ -1,9 +1,10 @@
 """A script for any interpreter with vLLM: generates rounds of prompts and writes what came out as JSON.
 
-``python offload_scenario.py scenario.json result.json``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
+``python offload_scenario.py scenario.json result.json [answers]``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
 ``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
 step). A round is a list of prompts, each a list of token ids, or an object with these as ``prompts`` and maybe ``lora``
 (a folder), ``salt`` and ``fault`` (of the npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
+Into the file of answers goes a line of JSON a round, as it ends, for who kills the engine before there is a result.
 Where the engine publishes KV events (``kv_events_config`` with an endpoint ``ipc://...``), the result holds them.
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def main(scenario_file: str, result_file: str) -> None:
+def main(scenario_file: str, result_file: str, answers_file: str = "") -> None:
     """Run one scenario in an engine of its own."""
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
@@ -36,6 +37,9 @@ def main(scenario_file: str, result_file: str) -> None:
             rounds.append(_abort(llm, one["prompts"], sampling))
         else:
             rounds.append(_generate(llm, sampling, **one))
+        if answers_file:
+            with Path(answers_file).open("a") as answers:
+                answers.write(json.dumps(rounds[-1]) + "\n")
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_kvconnector.errors import OptionError, StoreError
-from npu_kvconnector.tiers.durable.store import DurableStore
+from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ _SIZES = (4096, 10_000, 100_000)
 _BLOCK_BYTES = max(_SIZES)
 _LONGEST_LIFE = 0.5  # seconds that a writer has,
 _WRITING = 0.8  # most of them after they have acknowledged a block, the others from their start, in recovery
+_LOCK_SECONDS = 30.0
 _WRONG = 3  # the exit code of a writer that has read a wrong byte
 
 
@@ -98,7 +99,7 @@ def check(folder: Path, acknowledged: int, *, quota: int, outcome: Outcome, numb
         numbers: blocks below this number may be there.
         evicts: whether the quota is so small that blocks go by themselves.
     """
-    store = _open(folder, quota)
+    store = _open_after_kill(folder, quota)
     for number in range(numbers):
         read = store.read(name_of(number))
         if read is not None:
@@ -120,7 +121,7 @@ def acknowledged(ack: Path) -> int:
     return int(lines[-1]) if lines else 0
 
 
-def stress(folder: Path, *, rounds: int, seed: int, quota: int = 2**30) -> Iterator[Outcome]:
+def stress(folder: Path, *, rounds: int, seed: int, quota: int = 2**28) -> Iterator[Outcome]:
     """Kill a writer ``rounds`` times at random moments; yield what was found so far after each.
 
     Raises:
@@ -136,13 +137,15 @@ def stress(folder: Path, *, rounds: int, seed: int, quota: int = 2**30) -> Itera
     try:
         for number in range(rounds):
             options = {"quota": quota, "seed": seed + number, "blocks": 1_000_000}
-            writer = processes.Process(target=write, args=(folder / "store", ack), kwargs=options)
+            writer = processes.Process(target=write, args=(folder / "store", ack), kwargs=options, daemon=True)
             writer.start()
-            if chance.random() < _WRITING:
-                _wait_for_more(ack, acknowledged(ack))
-            time.sleep(chance.uniform(0.0, _LONGEST_LIFE))
-            writer.kill()
-            writer.join()
+            try:
+                if chance.random() < _WRITING:
+                    _wait_for_more(ack, acknowledged(ack))
+                time.sleep(chance.uniform(0.0, _LONGEST_LIFE))
+            finally:  # an interrupt leaves no writer either
+                writer.kill()
+                writer.join()
             if writer.exitcode == _WRONG:
                 outcome.wrong += 1
             done = acknowledged(ack)
@@ -163,6 +166,18 @@ def _wait_for_more(ack: Path, before: int) -> None:
 
 def _open(folder: Path, quota: int) -> DurableStore:
     return DurableStore(folder, quota=quota, block_bytes=_BLOCK_BYTES, commit_seconds=0.2)
+
+
+def _open_after_kill(folder: Path, quota: int) -> DurableStore:
+    """Open a store whose writer was killed; a process that it was about to start may hold its lock for a moment yet."""
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return _open(folder, quota)
+        except StoreBusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def _open_at_last(folder: Path, quota: int) -> DurableStore:

@@ -1,0 +1,121 @@
+"""Engines with the connector, each in a process of its own on npu, vLLM's CPU build or CUDA, and their scenarios."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support import models
+from tests.support.vllm_process import PASSIVE, run_module
+
+__all__ = ["BLOCK", "Case", "environment", "run_scenario", "write_scenario"]
+
+ROOT = Path(__file__).parents[2]
+NEW, BLOCK = 64, 32
+MADE_BY = "needs an interpreter with vLLM's CPU build in NPU_PEER_PYTHON; `nox -s peer` makes one and runs this"
+SCENARIO = "tests.support.offload_scenario"
+
+
+class Case(NamedTuple):
+    """One engine: which model, how many blocks on the device, and what else is asked of it."""
+
+    platform: str = "npu"
+    model: str = "qwen3"
+    blocks: int = 20
+    engine: dict[str, Any] = {}  # noqa: RUF012  # read only
+    tier: dict[str, Any] | None = None
+    devices: int = 1
+    host: str = "4MiB"
+    """Of host memory where a tier lies behind it: too little for all prompts, so that some come from that tier."""
+
+    @property
+    def tells_events(self) -> bool:
+        """Whether its tier tells of what it stores."""
+        return bool(self.tier and self.tier.get("enable_kv_events"))
+
+    @property
+    def is_trusty(self) -> bool:
+        """Whether its tier has all that was stored, whole and in time."""
+        return self.tier is None or self.tier["type"] != "FlakyTier"
+
+
+def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> dict[str, Any]:
+    """Run rounds in an engine with the connector and return what came out; see :mod:`tests.support.offload_scenario`."""
+    files = (str(write_scenario(case, folder, rounds, **scenario)), str(folder / "result.json"))
+    is_peer = case.platform == "cpu"
+    done = run_on_peer(folder, *files) if is_peer else run_module(SCENARIO, *files, **environment(case))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
+    return json.loads((folder / "result.json").read_text())
+
+
+def write_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> Path:
+    """Write a scenario; a tier behind the host's makes that one too small for all. ``connector=False``: without both."""
+    canonical = {"canonical_layout": True} if scenario.pop("canonical", False) else {}
+    options: dict[str, Any] = {"cpu_bytes_to_use": "64MiB", "offload_prompt_only": False, **canonical}
+    if case.tier is not None:
+        places = {
+            "fs": {"root_dir": str(folder / "tier")},
+            "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
+        }
+        tier = places.get(case.tier["type"], {}) | case.tier
+        options |= {"cpu_bytes_to_use": case.host, "secondary_tiers": [tier]}
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder / 'events'}"} if case.tells_events else None
+    options["self_describing_kv_events"] = events is not None
+    transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
+    if not scenario.pop("connector", True):
+        transfer = None
+    makers = {**models.MAKERS, **models.RECURRENT}
+    whole = {
+        "engine": {
+            "model": str(makers[case.model](folder / "model")),
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_seqs": 4,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": case.blocks,
+            "enforce_eager": case.platform != "npu",  # others would compile for a minute
+            **case.engine,
+            **({"kv_events_config": events} if events else {}),
+            "kv_transfer_config": transfer,
+        },
+        "rounds": rounds,
+        "max_tokens": NEW,
+        **scenario,
+    }
+    (folder / "scenario.json").write_text(json.dumps(whole))
+    return folder / "scenario.json"
+
+
+def environment(case: Case) -> dict[str, str]:
+    """Return the variables that an engine of ours runs with."""
+    if case.platform == "cuda":  # which npu-platform leaves alone where it finds it
+        return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    devices = {"NPU_SIMULATOR_DEVICES": str(case.devices), "NPU_SIMULATOR_MEMORY": "2GiB"}
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.devices == 1 else devices
+
+
+def run_on_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the scenario with the peer's interpreter, this package beside it, entry point and all."""
+    python = os.environ.get("NPU_PEER_PYTHON")
+    if not python:
+        pytest.skip(MADE_BY)
+    uv = shutil.which("uv")
+    assert uv is not None
+    # A folder on the path instead of an installation: the peer's environment is also what we are measured against.
+    place = ["--no-config", "--quiet", "--no-deps", "--python", python, "--target", str(folder / "site")]
+    subprocess.run([uv, "pip", "install", *place, str(ROOT / "packages" / "npu-kvconnector")], check=True, timeout=300)
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return subprocess.run(
+        [python, str(ROOT / "tests" / "support" / "offload_scenario.py"), *arguments],
+        env={**os.environ, **PASSIVE, **threads, "PYTHONPATH": str(folder / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
