@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npu_kvconnector.commands.stores import summarize
 from tests.e2e.test_faults import process_of
 from tests.support.server import metric, serve_demo, until
-from tests.support.stores import free_port
+from tests.support.stores import S3Server, free_port
 
 if TYPE_CHECKING:
     from npu_platform.demo.server import Server
@@ -79,6 +81,33 @@ def test_a_server_answers_whatever_its_tier_does_and_shows_it(tmp_path: Path) ->
 
 
 @pytest.mark.nightly
+def test_vllm_s_object_tier_brings_prefixes_to_another_server(tmp_path: Path) -> None:
+    nixl = pytest.importorskip("nixl", reason="vLLM's tier goes through it: pip install npu-kvconnector[nixl]")
+    # NIXL's plugin for CUDA 13 wants a library that no package index has; the same for CUDA 12 does without.
+    plugins = next(Path(nixl.__file__).parents[1].glob(".nixl_cu12*/plugins"), None)
+    if plugins is None:
+        pytest.skip("NIXL's build for CUDA 12 is not installed: pip install nixl-cu12")
+    s3 = S3Server(tmp_path)
+    s3.start()
+    s3.make_bucket("blocks")
+    keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+    place = {"bucket": "blocks", "endpoint_override": s3.endpoint, "scheme": "http"}
+    guard = {"load_seconds": 60, "lookup_seconds": 20, "store_seconds": 60}
+    tier = {"type": "obj", "store_config": place | keys, "guard": guard}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    environ = {"NIXL_PLUGIN_DIR": str(plugins), "NIXL_TELEMETRY_ENABLE": "y"}  # the tier asks how long a transfer took
+    with serve_demo(folders[0], *connector(tier), **environ) as server:
+        answer = ask(server)
+        assert until(lambda: written(server) > 0)
+    with serve_demo(folders[1], *connector(tier), **environ) as server:
+        assert ask(server) == answer
+        assert metric(server, "vllm:kv_offload_tiering_chunk_hits_total", tier="1:obj") > 0
+    s3.kill()
+
+
+@pytest.mark.nightly
 def test_vllm_s_p2p_tier_reads_what_another_server_has(tmp_path: Path) -> None:
     pytest.importorskip("nixl", reason="vLLM's tier goes through it: pip install npu-kvconnector[nixl]")
     ports, folders = [free_port(), free_port()], [tmp_path / "one", tmp_path / "two"]
@@ -94,3 +123,27 @@ def test_vllm_s_p2p_tier_reads_what_another_server_has(tmp_path: Path) -> None:
         assert ask(two, kv_transfer_params={"remote_kv_source": source}) == answer
         assert metric(two, "vllm:external_prefix_cache_hits_total") > 0
         assert ask(one) == answer
+
+
+@pytest.mark.nightly
+def test_two_servers_share_a_folder_and_another_tenant_sees_nothing_of_it(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "tenant")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "secret").write_text(8 * folder.name)
+        (folder / "secret").chmod(0o600)
+    place = {"type": "durable", "path": str(tmp_path / "tier"), "bytes": 1 << 28}
+    secrets = [folders[0] / "secret", folders[0] / "secret", folders[2] / "secret"]
+    with contextlib.ExitStack() as servers:
+        one, two, tenant = (
+            servers.enter_context(serve_demo(folder, *connector(place | {"secret_file": str(secret)})))
+            for folder, secret in zip(folders, secrets, strict=True)
+        )
+        answer = ask(one)
+        assert until(lambda: summarize(tmp_path / "tier")["blocks"] > 0)
+        assert ask(two) == answer
+        found = metric(two, "vllm:external_prefix_cache_hits_total")
+        assert found > 0
+        assert ask(two, cache_salt="another's") == ask(tenant) == answer
+        assert metric(two, "vllm:external_prefix_cache_hits_total") == found
+        assert metric(tenant, "vllm:external_prefix_cache_hits_total") == 0
