@@ -173,6 +173,14 @@ def test_the_readme_shows_the_demo_of_today() -> None:
     assert shown == asked[: len(shown)]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/developer_guide/workflow.md"])
+def test_the_pages_count_what_is_substituted(page: str) -> None:
+    listed = importlib.import_module("npu_platform.compat").SUBSTITUTED
+    number = sum(len(names) for names in listed.values())
+    said = re.findall(r"(\d+)\s+(?:names\s+substituted|scoped substitutions)", (ROOT / page).read_text())
+    assert said == [str(number)]
+
+
 def test_the_launch_header_is_the_same_in_both_packages() -> None:
     platform, ops = (
         (ROOT / "packages" / package / "csrc" / "include" / "npu_launch.h").read_bytes()

@@ -21,6 +21,7 @@ STREAMS = ("Stream", "Event", "current_stream", "default_stream", "stream")
 SUBSTITUTIONS = {
     "graph_capture": (compat.graph_capture_on_npu, "vllm.v1.worker.gpu_model_runner", "graph_capture"),
     "kernel_warmup": (compat.without_kernel_warmup, "vllm.v1.worker.gpu_worker", "kernel_warmup"),
+    "buffers": (compat.copied_buffers, "vllm.v1.worker.gpu.buffer_utils", "UvaBuffer"),
     "batch_invariance": (
         compat.without_triton_batch_invariance,
         "vllm.model_executor.determinism.batch_invariant",
