@@ -135,7 +135,7 @@ def e2e(session: nox.Session) -> None:
     """Test the engine and `vllm serve` on the npu device, over HTTP, with real models."""
     # By module, which makes its models, engines and servers once; in the order of tests/e2e/conftest.py.
     options = ("--dist", "loadscope", "--no-loadscope-reorder", *session.posargs)
-    run_tests(session, "tests/e2e", *ONE_MORE, *options)
+    run_tests(session, "tests/e2e", *options)
 
 
 @nox.session

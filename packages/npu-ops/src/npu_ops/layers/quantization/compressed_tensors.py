@@ -152,7 +152,8 @@ class NpuCompressedTensorsConfig(CompressedTensorsConfig):
     def _experts(self, scheme: dict[str, Any] | None, moe: FusedMoEConfig, prefix: str) -> Any:
         if scheme is None:
             return UnquantizedFusedMoEMethod(moe)
-        weights, inputs = scheme.get("weights"), scheme.get("input_activations")
+        weights: Any = scheme.get("weights")
+        inputs = scheme.get("input_activations")
         if self._is_mxfp4(weights):
             return NpuMxfp4Experts(moe)
         if self._is_wNa16_group_channel(weights, inputs) and scheme.get("format") == "pack-quantized":
