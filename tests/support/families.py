@@ -14,7 +14,7 @@ from tests.support.adapters import adapter
 from tests.support.transformers_reference import load
 from tests.support.truth import Errors, of_embeddings, of_logprobs
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["BY_TRITON", "FAMILIES", "Family"]
 
 NEW = 16
 SAMPLING = {"temperature": 0.0, "max_tokens": NEW, "logprobs": 1}
@@ -102,3 +102,6 @@ FAMILIES: dict[str, Family] = {
         for name, make in models.ENCODERS.items()
     },
 }
+
+BY_TRITON = {name: Family(make, engine=_TEXT, chooses=name == "kimi_linear") for name, make in models.BY_TRITON.items()}
+"""Those that run with TRITON_DEFAULT_BACKEND=npu."""

@@ -35,13 +35,17 @@ LIMIT = 1 << 20  # bytes of a request or reply
 
 
 class ForkServer:
-    """A process that has imported `modules` with exactly the environment `environ`; ends with its owner."""
+    """A process that has imported `modules` with exactly the environment `environ`; ends with its owner.
+
+    Its methods may be called from several threads.
+    """
 
     def __init__(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno()), *modules]
         self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         theirs.close()
+        self._turn = threading.Lock()  # a request and its reply belong together
         weakref.finalize(self, _end, self._socket, self._process)
 
     def start(
@@ -61,10 +65,10 @@ class ForkServer:
         asked = {"program": program, "arguments": arguments, "environ": dict(environ), "new_session": new_session}
         request = json.dumps(asked).encode()
         assert len(request) < LIMIT
-        with Path(os.devnull).open("rb") as nothing:
+        with Path(os.devnull).open("rb") as nothing, self._turn:
             files = [nothing if stdin is None else stdin, stdout, stderr]
             socket.send_fds(self._socket, [request], [file.fileno() for file in files])
-        return Fork(self, int(self._reply()))
+            return Fork(self, int(self._reply()))
 
     def run(
         self, program: str, *arguments: str, environ: Mapping[str, str], timeout: float = 300
@@ -84,8 +88,9 @@ class ForkServer:
 
     def wait(self, pid: int) -> int:
         """Return the exit status of a fork when it has ended: a negative one names the signal."""
-        self._socket.send(json.dumps({"wait": pid}).encode())
-        return int(self._reply())
+        with self._turn:
+            self._socket.send(json.dumps({"wait": pid}).encode())
+            return int(self._reply())
 
     def _reply(self) -> bytes:
         reply = self._socket.recv(LIMIT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -315,6 +316,50 @@ def tiny_qwen3_next(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return _save(transformers.Qwen3NextConfig(**_SHAPE | _EXPERTS | special | changes), folder, seed, _widen_states)
 
 
+def tiny_olmo_hybrid(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """OLMo Hybrid: gated delta nets, and attention without positions in one layer of four."""
+    special = {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "num_key_value_heads": _SHAPE["num_attention_heads"],
+        "head_dim": _SHAPE["hidden_size"] // _SHAPE["num_attention_heads"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    config = transformers.OlmoHybridConfig(**_SHAPE | special | changes)
+    # transformers writes the names of its own next checkpoints, vLLM reads those of the published ones
+    names = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    return _rename(_save(config, folder, seed, _widen_states), names)
+
+
+def tiny_kimi_linear(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Kimi Linear: delta attention by channels, latent attention without positions in one layer of four, experts."""
+    kinds = {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 4, "head_dim": 32}
+    special = {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "linear_attn_config": kinds | {"short_conv_kernel_size": 4},
+        "linear_head_dim": 32,
+        "linear_num_heads": 4,
+        "num_key_value_heads": _SHAPE["num_attention_heads"],
+        "mla_use_nope": True,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 64,
+    }
+    config = transformers.KimiLinearConfig(**_SHAPE | special | changes)
+    config.architectures = ["KimiLinearForCausalLM"]
+    # transformers calls the dense layer's part a mixture, too
+    return _rename(_save(config, folder, seed, _widen_states), {"layers.0.block_sparse_moe": "layers.0.mlp"})
+
+
 RECURRENT: dict[str, Callable[..., Path]] = {
     "mamba": tiny_mamba,
     "granite_hybrid": tiny_granite_hybrid,
@@ -322,6 +367,9 @@ RECURRENT: dict[str, Callable[..., Path]] = {
     "qwen3_next": tiny_qwen3_next,
 }
 """Models whose layers, or some of them, keep a state of fixed size."""
+
+BY_TRITON: dict[str, Callable[..., Path]] = {"olmo_hybrid": tiny_olmo_hybrid, "kimi_linear": tiny_kimi_linear}
+"""Models whose layers run vLLM's own Triton kernels, on npu too."""
 
 MIXTURES: dict[str, Callable[..., Path]] = {
     "mixtral": tiny_mixtral,
@@ -360,6 +408,16 @@ def _save(
         if adjust is not None:
             adjust(model)
     model.save_pretrained(folder)
+    return folder
+
+
+def _rename(folder: Path, names: dict[str, str]) -> Path:
+    """Rename weights of a checkpoint by parts of their names."""
+    place = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(place)
+    for old, new in names.items():
+        weights = {name.replace(old, new): weight for name, weight in weights.items()}
+    safetensors.torch.save_file(weights, place, {"format": "pt"})
     return folder
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,9 @@ _V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
-    Case({"model": "{olmo-hybrid}"}, "OlmoHybridForCausalLM calls Triton"),
-    Case({"model": "{kimi-linear}"}, r"KimiLinearForCausalLM \(vllm.models.kimi_k3\) runs on NVIDIA"),
+    Case({"model": "{olmo-hybrid}"}, "OlmoHybridForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
+    Case({"model": "{kimi-linear}"}, "KimiLinearForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
+    Case({"model": "{of-gpus}"}, r"MiniMaxM3SparseForCausalLM \(vllm.models.minimax_m3\) runs on NVIDIA"),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafter on the last pipeline stage only"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
@@ -138,8 +140,10 @@ def ask(wanted: dict[str, Case], folder: Path) -> dict[str, str]:
             said[name] = _said(run(_START, _SMALL | arguments, **case.environ))
         else:
             by_environ[json.dumps(case.environ)][name] = arguments
-    for environ, arguments_of in by_environ.items():
-        said |= configure(arguments_of, **json.loads(environ))
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(configure, some, **json.loads(environ)) for environ, some in by_environ.items()]
+        for answers in asked:
+            said |= answers.result()
     return {name: _sentence(said[name]) for name in wanted}
 
 
@@ -188,6 +192,7 @@ _FOLDERS: dict[str, Callable[[Path], Path]] = {
     "qwen": multimodal.tiny_qwen2_5_vl,
     "olmo-hybrid": lambda folder: configured(folder, "OlmoHybridForCausalLM", transformers.OlmoHybridConfig()),
     "kimi-linear": _kimi_linear,
+    "of-gpus": lambda folder: configured(folder, "MiniMaxM3SparseForCausalLM", transformers.LlamaConfig()),
 }
 
 

@@ -39,6 +39,7 @@ _KINDS = {
     "qwen": "a model that sees",
     "olmo-hybrid": "OLMo Hybrid",
     "kimi-linear": "Kimi Linear",
+    "of-gpus": "a model that vLLM keeps apart by GPU maker",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 from typing import IO, TYPE_CHECKING
 
@@ -23,6 +24,7 @@ SERVING = ("vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server")
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 # vLLM reads them when it is imported, so that processes with others come from another one.
 READ_AT_IMPORT = ("VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND", "TRITON_BACKENDS_IN_TREE")
+_MAKING = threading.Lock()
 
 
 AS_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -30,7 +32,9 @@ AS_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], r
 
 def run_program(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program with further environment variables, which vLLM and the device read when they are used."""
-    return _server(_early(environ)).run(program, *arguments, environ=os.environ | PASSIVE | environ, timeout=500)
+    with _MAKING:
+        server = _server(_early(environ))
+    return server.run(program, *arguments, environ=os.environ | PASSIVE | environ, timeout=500)
 
 
 def run_module(name: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +44,8 @@ def run_module(name: str, *arguments: str | Path, **environ: str) -> subprocess.
 
 def start_module(name: str, *arguments: str, environ: Mapping[str, str], output: IO[bytes]) -> Fork:
     """Start ``python -m``, which leads a session of its own, with exactly this environment; all it prints is `output`."""
-    server = _server(_early(environ))
+    with _MAKING:
+        server = _server(_early(environ))
     return server.start(AS_MODULE, name, *arguments, environ=environ, stdout=output, stderr=output, new_session=True)
 
 

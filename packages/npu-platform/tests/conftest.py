@@ -1,12 +1,23 @@
-"""npu-ops for the tests that need its kernels; NPU_REQUIRE_OPS=1, which nox sets, says that it must be there."""
+"""What the platform's tests share: npu-ops, which NPU_REQUIRE_OPS=1 (set by nox) demands, and quick collections."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from types import ModuleType
 
 import pytest
+
+IMPORTED = 100_000  # objects, of which a module's own tests make fewer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_out_of_collections() -> None:
+    """Keep what is there out of collections: each capture of a graph collects, which took a second beside vLLM."""
+    if len(gc.get_objects()) > IMPORTED:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

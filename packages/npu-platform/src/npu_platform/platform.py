@@ -13,7 +13,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, capabilities, config, features, forks, numa
+from npu_platform import activation, capabilities, config, features, forks, numa, triton_models
 from npu_platform.distributed import choose_executor
 from npu_platform.errors import UnsupportedFeatureError
 
@@ -129,6 +129,8 @@ class NPUPlatform(Platform):
         from npu_platform.batch_sizes import remember_what_the_user_gave
 
         config.select_v1_runner()
+        if config.triton_for_vllm():
+            triton_models.register_models()
         register_attention_backend()
         remember_what_the_user_gave()
 

@@ -15,7 +15,7 @@ import torch
 import vllm.envs as vllm_envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from npu_platform import capabilities, config
+from npu_platform import capabilities, config, triton_models
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
@@ -91,10 +91,14 @@ def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
     architecture = model.architecture
     written = model.registry.models.get(architecture)
     place = getattr(written, "module_name", "")
-    if place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
+    if architecture in triton_models.OF_TRITON:
+        if not config.triton_for_vllm():
+            yield (
+                f"vLLM's code for {architecture} runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu, or serve another "
+                "model."
+            )
+    elif place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
         yield f"vLLM's code for {architecture} ({place}) runs on NVIDIA and AMD GPUs only: serve another model."
-    if architecture == "OlmoHybridForCausalLM":
-        yield f"vLLM's code for {architecture} calls Triton while it is made: serve another model."
 
 
 def _lora(lora: LoRAConfig) -> Iterator[str]:

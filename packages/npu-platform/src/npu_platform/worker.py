@@ -21,8 +21,8 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode
-from npu_platform.config import NPUConfig, variables_set
+from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode, triton_models
+from npu_platform.config import NPUConfig, triton_for_vllm, variables_set
 from npu_platform.distributed import host_watch, is_multiprocessing
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
@@ -111,6 +111,9 @@ class NPUWorker(Worker):
         """
         if self.vllm_config.weight_transfer_config is not None:
             from npu_platform import weight_transfer  # noqa: F401 - registers the engine
+        if triton_for_vllm():
+            triton_models.register_models()
+            triton_models.register_layers()
         with self.start_times.part("model and weights"):
             super().load_model(load_dummy_weights=load_dummy_weights)
         openmp.sleep_after_loops()

@@ -17,13 +17,6 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 INHERITED = {name: value for name, value in os.environ.items() if not name.startswith("NPU_")}
 
 
-@pytest.fixture(scope="session", autouse=True)
-def imports_out_of_collections() -> None:
-    """Keep what is there out of collections: each capture of a graph collects, which took a second beside vLLM."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
 def run_fresh_python() -> RunPython:
     """Run a program in a fresh process with extra environment variables; returns the finished process."""

@@ -131,7 +131,6 @@ def test_out_of_memory_at_any_allocation_of_a_step_leaves_the_device_as_it_was()
                 break
         assert training.leaves(base), f"after the failure of allocation {n}"
         assert works(), f"after the failure of allocation {n}"
-    gc.unfreeze()
     assert loss == expected_loss
     assert all(map(torch.equal, results, expected)), "a whole step after all that have failed"
     assert n > 200, "forward, backward and the optimizer's step allocate more often than that"

@@ -72,8 +72,6 @@ def quick_garbage_collection() -> Iterator[None]:
     """Let collections look through what the test makes alone: each capture begins with one."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("quick_garbage_collection")
