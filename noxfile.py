@@ -65,7 +65,7 @@ def unit(session: nox.Session) -> None:
     options = [option for option in session.posargs if option not in chosen]
     # Those that want the device in one run, since each imports torch and vLLM in every worker; the tests of the others
     # set VLLM_TARGET_DEVICE=cpu, for a vLLM that needs none. `packaging` installs each package without the others.
-    for group, workers in ((PACKAGES[:2], WORKERS), (PACKAGES[2:3], ONE_MORE), (PACKAGES[3:], WORKERS)):
+    for group, workers in ((PACKAGES[:2], WORKERS), (PACKAGES[2:], ONE_MORE)):
         folders = [f"packages/{package}/tests" for package in group if package in (chosen or PACKAGES)]
         if folders:
             run_tests(session, *folders, *workers, *options)
