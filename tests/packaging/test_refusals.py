@@ -89,7 +89,7 @@ def test_a_vllm_out_of_range(run: Callable[..., subprocess.CompletedProcess[str]
     add_distribution(tmp_path, "vllm", "0.31.0")
     result = run(CURRENT_PLATFORM, tmp_path)
     assert "platform NPUPlatform" not in result.stdout
-    assert len(sentences(result, "vLLM 0.31.0 is outside the tested range >=0.32.0,<0.33")) == 1
+    assert len(sentences(result, "vLLM 0.31.0 is outside the tested range >=0.32.0,<0.34")) == 1
 
 
 def test_vllm_plugins_that_name_half_of_us(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:

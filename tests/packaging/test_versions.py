@@ -16,18 +16,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-VLLM = "vllm<0.33,>=0.32.0"
+VLLM = "vllm<0.34,>=0.32.0"
 
 REQUIREMENTS = {
-    "npu-platform": {"torch==2.13.*", "numpy"},
+    "npu-platform": {"torch<2.15,>=2.13", "numpy"},
     "npu-ops": {"torch<3,>=2.10"},
-    "npu-kvconnector": {"torch==2.13.*", "numpy", "psutil", "blake3>=1.0", "xxhash>=3.5", "lmdb>=1.6", "tqdm>=4.66"},
+    "npu-kvconnector": {
+        "torch<2.15,>=2.13",
+        "numpy",
+        "psutil",
+        "blake3>=1.0",
+        "xxhash>=3.5",
+        "lmdb>=1.6",
+        "tqdm>=4.66",
+    },
     "npu-statlogger": {"numpy"},
 }
 EXTRAS = {
     "npu-platform": {
         "vllm": {VLLM},
-        "vision": {"torchvision<0.29,>=0.28"},
+        "vision": {"torchvision<0.30,>=0.28"},
         "triton": {"triton<4,>=3.5"},
         "ray": {"ray>=2.48"},
         "suffix": {"arctic-inference==0.1.1"},

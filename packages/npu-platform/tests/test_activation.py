@@ -72,7 +72,7 @@ def test_a_bad_choice_is_one_clear_sentence_and_never_an_exception() -> None:
     assert said["reason"] in said["stderr"]
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0"])
 def test_vllm_out_of_range(version: str) -> None:
     said = decide_in_a_new_process(FAKE_VERSION.format(body=f"return {version!r}"))
     assert said["registered"] is None
@@ -81,7 +81,7 @@ def test_vllm_out_of_range(version: str) -> None:
     assert "pip install" in said["remedy"]
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+empty", "0.32.0rc1"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+empty", "0.32.0rc1", "0.33.0"])
 def test_vllm_in_range(version: str) -> None:
     assert decide_in_a_new_process(FAKE_VERSION.format(body=f"return {version!r}"))["activate"] is True
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from npu_platform import doctor
+
 DOCTOR = "import sys; from npu_platform.cli import main; sys.exit(main(['doctor', '--json']))"
 NO_SIBLINGS = f"""
 import importlib.metadata
@@ -116,6 +118,25 @@ def test_second_platform_plugin_is_named(tmp_path: Path) -> None:
     (problem,) = [text for text in problems(findings) if "A second platform plugin" in text]
     assert "activates here as well (other from other-npu)" in problem
     assert "VLLM_PLUGINS" in problem
+
+
+@pytest.mark.parametrize(
+    ("torch", "vllm", "fits"),
+    [
+        ("2.13.0+cpu", "0.32.0", True),
+        ("2.14.1", "0.33.0", True),
+        ("2.14.0", "0.32.0", False),
+        ("2.13.0", "0.33.0", False),
+        ("2.14.0", None, True),
+        ("2.12.0", None, False),
+        (None, "0.33.0", False),
+    ],
+)
+def test_torch_is_the_one_that_vllm_pins(torch: str | None, vllm: str | None, fits: bool) -> None:
+    found = doctor._torch(torch, vllm)
+    assert found.ok is fits
+    assert "vLLM 0.32 with torch 2.13 and vLLM 0.33 with torch 2.14" in found.detail
+    assert (found.remedy is None) is fits
 
 
 def test_without_vllm_it_still_works(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def _check_vllm(problems: list[str]) -> str | None:
     try:
         KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
     except (ImportError, ValueError) as error:
-        problems.append(f"vLLM {vllm.__version__} does not take the connector, 0.32 is needed: {error}")
+        problems.append(f"vLLM {vllm.__version__} does not take the connector, 0.32 or 0.33 is needed: {error}")
     return str(vllm.__version__)
 
 

@@ -15,8 +15,11 @@ from pathlib import Path
 from npu_platform import config
 from npu_platform.errors import ConfigurationError
 
-VLLM_RANGE = ("0.32.0", "0.33")
+VLLM_RANGE = ("0.32.0", "0.34")
 """The vLLM versions that this release was tested with: at least the first, below the second."""
+
+TORCH_OF_VLLM = {"0.32": "2.13", "0.33": "2.14"}
+"""Each of their series, and that of the torch that it pins."""
 
 VLLM_RECIPE = f"""\
 pip install "setuptools>=77.0.3,<81" setuptools-scm setuptools-rust wheel jinja2 packaging cmake ninja

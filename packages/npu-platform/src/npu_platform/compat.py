@@ -1,4 +1,4 @@
-"""The places where vLLM 0.32 has no seam for another device, each with its reason.
+"""The places where vLLM has no seam for another device, each with its reason, and where 0.32 and 0.33 differ.
 
 Nothing is changed for good. Most of it is about names that vLLM's functions read: either a copy of such a function
 reads them differently (:func:`reading`), which nobody else notices, or a name is substituted for everybody while a
@@ -171,6 +171,18 @@ def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
     rebind = reading(dispatcher._rebind_kernels, sys=types.SimpleNamespace(modules=modules))
     reading(dispatcher.register_kernels, _rebind_kernels=rebind)(bodies)
+
+
+def serve_argument_parser() -> Callable[..., Any]:
+    """Return the function that adds the arguments of ``vllm serve`` to a parser.
+
+    Why: its module moved. Versions: vLLM 0.32 has it in ``launchers``, 0.33 in ``common``.
+    """
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ImportError:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    return make_arg_parser
 
 
 def engine_arguments_in_progress() -> Any | None:

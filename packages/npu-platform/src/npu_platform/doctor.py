@@ -34,7 +34,6 @@ VARIABLES = "npu.environment_variables"
 
 FAMILY = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 PYTHON_RANGE = ((3, 11), (3, 14))
-TORCH_SERIES = "2.13"
 
 _INSTRUCTION_SETS = {
     "AVX2": {"avx2", "fma"},
@@ -104,12 +103,7 @@ def _versions() -> Iterator[Finding]:
     fits = low <= tuple(int(part) for part in python.split(".")[:2]) < high
     remedy = None if fits else f"Use Python {low[0]}.{low[1]} to {high[0]}.{high[1] - 1}."
     yield Finding(section, "python", f"Python {python}", fits, remedy)
-    torch = _version("torch")
-    fits = torch is not None and torch.startswith(f"{TORCH_SERIES}.")
-    detail = (
-        f"torch {torch}" if fits else f"torch {torch or 'is missing'}, but npu-platform is built for {TORCH_SERIES}.*"
-    )
-    yield Finding(section, "torch", detail, fits, None if fits else f"pip install 'torch=={TORCH_SERIES}.*'")
+    yield _torch(_version("torch"), activation.vllm_version())
     ours = _version("npu-platform")
     for name in FAMILY:
         version = _version(name)
@@ -117,6 +111,21 @@ def _versions() -> Iterator[Finding]:
         detail = f"{name} {version}" if version else f"not installed (pip install 'npu-platform[{name[4:]}]')"
         remedy = None if fits else f"Install all four at one version: pip install 'npu-platform[all]=={ours}'"
         yield Finding(section, name, detail if fits else f"{detail} beside npu-platform {ours}", fits, remedy)
+
+
+def _torch(torch: str | None, vllm: str | None) -> Finding:
+    """Whether torch is of the series that the installed vLLM pins, or where there is none, of any that is supported."""
+    pairs = activation.TORCH_OF_VLLM
+    wanted = {pairs[_series(vllm)]} if vllm and _series(vllm) in pairs else set(pairs.values())
+    fits = torch is not None and _series(torch) in wanted
+    supported = " and ".join(f"vLLM {its} with torch {series}" for its, series in pairs.items())
+    here = f"torch {torch or 'is missing'}" + (f" beside vLLM {vllm}" if vllm else "")
+    remedy = None if fits else f"pip install 'torch=={max(wanted)}.*', and reinstall npu-platform for it"
+    return Finding("versions", "torch", f"{here}; supported are {supported}", fits, remedy)
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _environment() -> Iterator[Finding]:

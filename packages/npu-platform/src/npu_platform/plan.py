@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from npu_platform import numa
+from npu_platform import compat, numa
 from npu_platform.config import NPUConfig, variables_set
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ def config_of(arguments: Sequence[str]) -> VllmConfig:
     """Return the configuration that ``vllm serve`` makes of these arguments; ends the process where they are wrong."""
     with _stdout_to_stderr():
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        given = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(list(arguments))
+        given = compat.serve_argument_parser()(FlexibleArgumentParser(prog="vllm serve")).parse_args(list(arguments))
         given.model = getattr(given, "model_tag", None) or given.model
         return AsyncEngineArgs.from_cli_args(given).create_engine_config()
 

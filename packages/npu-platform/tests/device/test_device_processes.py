@@ -118,6 +118,15 @@ def test_device_can_be_kept_out(run_fresh_python: RunPython) -> None:
     assert done.stdout.strip() == "False NPU_DEVICE=off"
 
 
+def test_a_library_for_another_torch_is_named_and_torch_is_imported_all_the_same(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python(
+        "import pathlib; read = pathlib.Path.read_text\n"
+        "pathlib.Path.read_text = lambda p, *a, **k: '2.9.1' if p.name == 'built_for_torch' else read(p, *a, **k)\n"
+        "import torch, npu_platform.torch_npu as t\nprint(hasattr(torch, 'npu'), t.inactive_reason())"
+    )
+    assert "False npu_platform._C is compiled for torch 2.9.1 and this is 2.1" in done.stdout
+
+
 @pytest.mark.parametrize("first", ["npu_platform", "npu_platform.torch_npu", "npu_platform.torch_npu.memory", "torch"])
 def test_packages_can_be_imported_in_any_order(first: str, run_fresh_python: RunPython) -> None:
     done = run_fresh_python(

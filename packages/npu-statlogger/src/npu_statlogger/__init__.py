@@ -28,7 +28,7 @@ def __getattr__(name: str) -> object:
             raise
         msg = (
             f"npu_statlogger.{name} is of a vLLM logger and vLLM is not installed in this environment; "
-            "install vLLM 0.32 first (`npu-stat` works without it)."
+            "install vLLM 0.32 or 0.33 first (`npu-stat` works without it)."
         )
         raise ImportError(msg) from error
     return getattr(logger, name)

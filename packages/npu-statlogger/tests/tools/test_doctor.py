@@ -52,8 +52,8 @@ def test_a_misspelt_variable() -> None:
 
 def test_a_vllm_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     known = metadata.version
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.33.1" if name == "vllm" else known(name))
-    assert "0.33.1; this package is made for" in problems()["vLLM"]
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.34.1" if name == "vllm" else known(name))
+    assert "0.34.1; this package is made for 0.32 or 0.33" in problems()["vLLM"]
 
 
 def test_an_installation_without_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

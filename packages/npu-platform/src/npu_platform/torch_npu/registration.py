@@ -49,11 +49,20 @@ def inactive_reason() -> str | None:
     other = torch._C._get_privateuse1_backend_name()
     if other not in ("privateuseone", NAME) or (other == NAME and not hasattr(torch, NAME)):
         return f"another backend has taken PyTorch's only slot for out-of-tree devices, as {other!r}"
-    if config.is_forced(choice):
-        return _driver_problem()
-    if (accelerator := _other_accelerator()) is not None:
-        return f"an accelerator of type {accelerator!r} is present; NPU_DEVICE=simulator forces the software NPU"
-    return None
+    return _library_problem() or (_driver_problem() if config.is_forced(choice) else _accelerator_problem())
+
+
+def _library_problem() -> str | None:
+    """Return why ``npu_platform._C`` cannot be loaded beside this torch, or None; it is not loaded for that."""
+    library = importlib.util.find_spec("npu_platform._C")
+    note = Path(library.origin).with_name("built_for_torch") if library and library.origin else None
+    built_for = note.read_text().strip() if note and note.is_file() else torch.__version__
+    if built_for.split(".")[:2] == torch.__version__.split(".")[:2]:
+        return None
+    return (
+        f"npu_platform._C is compiled for torch {built_for} and this is {torch.__version__}; "
+        "reinstall npu-platform from its source with --no-build-isolation beside this torch"
+    )
 
 
 def _driver_problem() -> str | None:
@@ -67,12 +76,12 @@ def _driver_problem() -> str | None:
     return None
 
 
-def _other_accelerator() -> str | None:
-    """Return the type of an accelerator that this build of PyTorch can use here."""
+def _accelerator_problem() -> str | None:
+    """Return that there is another accelerator which this build of PyTorch can use here, or None."""
     for name in ("cuda", "xpu", "mps", "mtia"):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():
-            return name
+            return f"an accelerator of type {name!r} is present; NPU_DEVICE=simulator forces the software NPU"
     return None
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "add", "examine"]
 
+_VLLM_SERIES = ("0.32", "0.33")
 _GROUP, _PLUGIN = "vllm.stat_logger_plugins", "npu_statlogger"
 _LAST_LINES = 100
 _DAYS_LEFT, _BYTES_LEFT = 3.0, 100 << 20
@@ -86,10 +87,8 @@ def _vllm() -> Finding:
     except metadata.PackageNotFoundError:
         detail = "not installed here: npu-stat reads files, and nothing here writes any"
         return Finding("vLLM", True, detail)
-    ours = metadata.version("npu-statlogger")
-    # The first two numbers of this package's version are those of the vLLM that it is made for.
-    if found.split(".")[:2] != ours.split(".")[:2]:
-        wanted = ".".join(ours.split(".")[:2])
+    if ".".join(found.split(".")[:2]) not in _VLLM_SERIES:
+        wanted = " or ".join(_VLLM_SERIES)
         return Finding("vLLM", False, f"{found}; this package is made for {wanted}", f"install vLLM {wanted}.")
     return Finding("vLLM", True, found)
 
