@@ -187,7 +187,7 @@ def test_vllm_still_captures_through_a_cuda_only_context() -> None:
 def test_vllm_still_warms_up_cuda_kernels_everywhere() -> None:
     from vllm.v1.worker import gpu_worker
 
-    assert "kernel_warmup(self)" in inspect.getsource(gpu_worker.Worker.compile_or_warm_up_model)
+    assert "kernel_warmup(self)" in inspect.getsource(gpu_worker.Worker)
     before = gpu_worker.kernel_warmup
     with compat.without_kernel_warmup():
         assert gpu_worker.kernel_warmup(None) is None

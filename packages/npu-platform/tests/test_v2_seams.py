@@ -22,6 +22,8 @@ NOT_COPIED = {
     "ubatch_utils.UBatchRunner.__init__": "dual-batch overlap is refused",
     "ubatch_utils.UBatchRunner.begin_capturable_run": "dual-batch overlap is refused",
 }
+# The same of vLLM 0.33
+NOT_COPIED_0_33 = {"spec_decode.adaptive_verification.AdaptiveVerificationManager.reallocate_drafts": "is refused"}
 
 
 def functions_of_v2() -> Iterator[tuple[str, Any]]:
@@ -66,7 +68,7 @@ def test_every_function_that_names_cuda_is_copied_or_known() -> None:
     left = {
         name for name, value in functions_of_v2() if reads_cuda(value) and inspect.unwrap(value).__code__ not in copied
     }
-    assert left == NOT_COPIED.keys()
+    assert left - NOT_COPIED_0_33.keys() == NOT_COPIED.keys()
 
 
 def test_the_copies_have_the_decorators_of_vllm() -> None:

@@ -18,10 +18,15 @@ from npu_platform import weight_transfer
 from npu_platform.errors import ConfigurationError
 from npu_platform.weight_transfer import WeightGroup
 
+# vLLM 0.33 has a method for it.
+OPENER = getattr(
+    NCCLTrainerWeightTransferEngine, "_open_trainer_endpoint", NCCLTrainerWeightTransferEngine.trainer_init
+)
+OPENER = getattr(OPENER, "__func__", OPENER)
 READ = {
     NCCLWeightTransferEngine.init_transfer_engine: ["worker_init_process_group"],
     NCCLWeightTransferEngine.receive_weights: ["packed_nccl_broadcast_consumer", "cuda"],
-    NCCLTrainerWeightTransferEngine.trainer_init.__func__: ["open_trainer_endpoint"],
+    OPENER: ["open_trainer_endpoint"],
     NCCLTrainerWeightTransferEngine._broadcast: ["packed_nccl_broadcast_producer", "cuda"],
     nccl_common.worker_init_process_group: ["stateless_init_process_group", "uid_init_process_group"],
     nccl_common.trainer_init: ["stateless_init_process_group"],
@@ -39,6 +44,7 @@ def test_an_identifier_of_nccl_is_refused() -> None:
     info = NCCLWeightTransferInitInfo(rank_offset=1, world_size=2, nccl_unique_id_b64="A" * 170 + "A=")
     engine = object.__new__(weight_transfer.NPUWeightTransferEngine)
     engine.parallel_config = ParallelConfig()
+    engine._last_update_info = {}  # of vLLM 0.33
     with pytest.raises(ConfigurationError, match="pass master_address and master_port"):
         engine.init_transfer_engine(info)
 

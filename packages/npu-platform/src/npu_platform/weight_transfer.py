@@ -84,16 +84,15 @@ class NPUTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
     """vLLM's sender of whole parameters; the parameters may lie on an npu device or on the host."""
 
     init_info_cls = NPUTrainerInitInfo
-    trainer_init = classmethod(
-        compat.reading(
-            NCCLTrainerWeightTransferEngine.trainer_init.__func__,
-            open_trainer_endpoint=compat.reading(nccl_common.trainer_init, **_meeting),
-        )
-    )
     _broadcast = compat.with_npu_streams(
         NCCLTrainerWeightTransferEngine._broadcast, packed_nccl_broadcast_producer=_produce
     )
 
+
+_opener, _opens = compat.opening_endpoint(
+    NCCLTrainerWeightTransferEngine, compat.reading(nccl_common.trainer_init, **_meeting)
+)
+setattr(NPUTrainerWeightTransferEngine, _opener, _opens)
 
 WeightTransferEngineFactory.register_engine(BACKEND, NPUWeightTransferEngine)
 WeightTransferTrainerFactory.register_engine(BACKEND, NPUTrainerWeightTransferEngine)
