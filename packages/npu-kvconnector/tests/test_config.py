@@ -72,6 +72,8 @@ def test_wrong_sizes_are_refused(text: object) -> None:
         ("x", "known are cpu_bytes_to_use"),
         ("spec_name", "this connector brings its own; name OffloadingConnector"),
         ("spec_module_path", "spec_module_path is refused"),
+        ("sync_load_budget_bytes", "no step waits for a load here"),
+        ("tier_poll_interval_s", "tiers are asked at each step"),
     ],
 )
 def test_unknown_keys_are_refused_with_the_nearest(key: str, hint: str) -> None:

@@ -7,9 +7,18 @@ import inspect
 import pytest
 
 linear = pytest.importorskip("vllm.model_executor.kernels.linear")
+compat = pytest.importorskip("npu_ops.compat")
 
 
-@pytest.mark.parametrize("table", ["_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_WFP8A16_KERNELS"])
-def test_vllm_registers_no_kernels_in_the_table(table: str) -> None:
-    assert hasattr(linear, table)
-    assert table not in inspect.getsource(linear.register_linear_kernel)
+def test_vllm_registers_no_kernels_in_the_table() -> None:
+    assert hasattr(linear, "_POSSIBLE_WFP8A16_KERNELS")
+    assert "_POSSIBLE_WFP8A16_KERNELS" not in inspect.getsource(linear.register_linear_kernel)
+
+
+def test_kernels_are_offered_for_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's own function where it takes the name "fp8_block", as that of vLLM 0.33 does."""
+    tables = {name: {} for name in ("_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_WFP8A16_KERNELS")}
+    for name, table in tables.items():
+        monkeypatch.setattr(linear, name, table)
+    compat.offer_fp8_kernels("block", "weight only")
+    assert [list(table.values()) for table in tables.values()] == [[["block"]], [["weight only"]]]

@@ -18,6 +18,7 @@ NOT_KEPT = {
     "SchedulerStats.kv_connector_stats", "SchedulerStats.ec_connector_stats",
     "FinishedRequestStats.request_id",  # of per-request lines
     "PromptTokenStats.ALL_SOURCES",
+    "IterationStats.compute_nans_in_logits",  # a setting, of vLLM 0.33
     "PerfStats.debug_stats",  # how vLLM's estimate came about, under VLLM_DEBUG_MFU_METRICS
 }  # fmt: skip
 RECORDS = (

@@ -19,6 +19,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 REFUSED = {
     "spec_name": "this connector brings its own; name OffloadingConnector as kv_connector to use another",
     "spec_module_path": "this connector brings its own; name OffloadingConnector as kv_connector to use another",
+    "sync_load_budget_bytes": "no step waits for a load here; leave it out",  # of vLLM 0.33
+    "tier_poll_interval_s": "tiers are asked at each step, not by a thread; leave it out",  # of vLLM 0.33
 }
 """Keys of vLLM's offloading connector that mean nothing here, and the way out."""
 

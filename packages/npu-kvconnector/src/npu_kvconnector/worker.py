@@ -80,8 +80,13 @@ class HostTierWorker(OffloadingWorker):
         self._submit(job_id, src_spec, dst_spec, to_host=True)
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Start copying host chunks to device blocks; what cannot be done is told by `get_finished`."""
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        """Start copying host chunks to device blocks; what cannot be done is told by `get_finished`.
+
+        `expedited` is of vLLM 0.33, for loads that a step waits for; such are refused with sync_load_budget_bytes.
+        """
         self._submit(job_id, dst_spec, src_spec, to_host=False)
         return True
 

@@ -1,4 +1,4 @@
-"""The place where vLLM 0.32 has no seam for the kernels; ``tests/test_compat.py`` fails when it has one."""
+"""The place where vLLM has no seam for the kernels; ``tests/test_compat.py`` fails when it has one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def offer_fp8_kernels(
 ) -> None:
     """Enter kernels for block scales, and for 8-bit weights beside 16-bit inputs, for out-of-tree platforms.
 
-    Why: ``register_linear_kernel`` has no name for these two tables. Versions: vLLM 0.32. Scope: the process, once,
-    when npu-ops registers; entries of others stay.
+    Why: ``register_linear_kernel`` has no name for these two tables. Versions: vLLM 0.32; 0.33 has one for the first.
+    Scope: the process, once, when npu-ops registers; entries of others stay.
     """
-    for table, kernel in (
-        (linear._POSSIBLE_FP8_BLOCK_KERNELS, block),
-        (linear._POSSIBLE_WFP8A16_KERNELS, weight_only),
-    ):
-        table.setdefault(PlatformEnum.OOT, []).append(kernel)
+    try:
+        linear.register_linear_kernel(block, PlatformEnum.OOT, "fp8_block")
+    except ValueError:  # vLLM 0.32
+        linear._POSSIBLE_FP8_BLOCK_KERNELS.setdefault(PlatformEnum.OOT, []).append(block)
+    linear._POSSIBLE_WFP8A16_KERNELS.setdefault(PlatformEnum.OOT, []).append(weight_only)

@@ -180,8 +180,12 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
-        """Write latents [tokens, rank] and rotary keys [tokens, 1, dim] into the cache [blocks, block size, both]."""
+        """Write latents [tokens, rank] and rotary keys [tokens, 1, dim] into the cache [blocks, block size, both].
+
+        `skip_scale`, of vLLM 0.33, says that `k_scale` is 1; kernels divide by that, too.
+        """
         if kv_cache.numel() == 0:
             return
         slots = slot_mapping.flatten()
