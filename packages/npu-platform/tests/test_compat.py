@@ -254,3 +254,28 @@ def test_kernels_of_a_module_that_is_not_imported_yet_are_replaced(
     compat.register_kernels({"vllm.late_kernels.kernel": abs})
     module = sys.modules.pop("vllm.late_kernels")
     assert module.kernel(-1) == module.launcher.kernel(-1) == 1
+
+
+def test_top_k_and_top_p_are_asked_for_as_either_version_of_vllm_wants_it() -> None:
+    class Of032:
+        def get_top_k_top_p(self, rows: object, requests: object) -> tuple[object, ...]:
+            return rows, requests
+
+    class Of033:
+        def get_top_k_top_p(self, rows: object, requests: object, vocab_size: int) -> tuple[object, ...]:
+            return rows, vocab_size, False
+
+    assert compat.top_k_top_p(Of032(), "k", "p", 7) == ("k", "p")
+    assert compat.top_k_top_p(Of033(), "k", "p", 7) == ("k", 7)
+
+
+def test_latent_attention_takes_what_vllm_gives_it() -> None:
+    """vLLM 0.33 says besides whether the scale is 1."""
+    from vllm.v1.attention.backend import MLAAttentionImpl
+
+    from npu_platform.attention.mla import NPUMLAAttention
+
+    wanted = inspect.signature(MLAAttentionImpl.do_kv_cache_update).parameters
+    taken = inspect.signature(NPUMLAAttention.do_kv_cache_update).parameters
+    assert "skip_scale" in taken
+    assert wanted.keys() <= taken.keys()

@@ -195,6 +195,17 @@ def opening_endpoint(engine: Any, endpoint: Callable[..., Any]) -> tuple[str, An
     return "trainer_init", classmethod(reading(engine.trainer_init.__func__, open_trainer_endpoint=endpoint))
 
 
+def top_k_top_p(states: Any, rows: torch.Tensor, requests: Any, vocabulary: int) -> tuple[Any, Any]:
+    """Return what the V2 runner's sampling states say of top-k and top-p, each None where no request wants it.
+
+    Why: vLLM 0.33 wants the vocabulary's size, too, and returns a third, for a Triton kernel. Versions: 0.32, 0.33.
+    """
+    code = states.get_top_k_top_p.__func__.__code__
+    more = (vocabulary,) if code.co_argcount > 3 else ()
+    k, p, *_ = states.get_top_k_top_p(rows, requests, *more)
+    return k, p
+
+
 def engine_arguments_in_progress() -> Any | None:
     """Return the ``EngineArgs`` whose ``create_engine_config`` is running in this thread, or None.
 

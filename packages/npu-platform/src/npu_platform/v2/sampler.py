@@ -9,6 +9,7 @@ import torch
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
+from npu_platform import compat
 from npu_platform.config import NPUConfig
 
 __all__ = ["NPUSamplerV2", "make_sampler"]
@@ -39,7 +40,8 @@ class NPUSamplerV2(Sampler):
         )
         if skip_top_k_top_p or processed is logits:
             return processed
-        return _filtered(processed, *self.sampling_states.get_top_k_top_p(expanded_idx_mapping, idx_mapping_np))
+        rows, vocabulary = (expanded_idx_mapping, idx_mapping_np), logits.shape[-1]
+        return _filtered(processed, *compat.top_k_top_p(self.sampling_states, *rows, vocabulary))
 
     def _sample_random(
         self,
@@ -49,7 +51,7 @@ class NPUSamplerV2(Sampler):
         pos: torch.Tensor,
         top_k: torch.Tensor | None,
         top_p: torch.Tensor | None,
-        use_fused_sampler: bool,
+        *rest: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         greedy = not self.sampling_states.temperature.np[idx_mapping_np].any()
         wanted = not greedy or self.logprobs_mode in PROCESSED_LOGPROBS_MODES
@@ -59,9 +61,7 @@ class NPUSamplerV2(Sampler):
             processed_logits = _filtered(processed_logits, top_k, top_p)
         if greedy:
             return torch.ops.npu_ops.argmax(processed_logits).view(-1), processed_logits
-        return super()._sample_random(
-            processed_logits, expanded_idx_mapping, idx_mapping_np, pos, None, None, use_fused_sampler
-        )
+        return super()._sample_random(processed_logits, expanded_idx_mapping, idx_mapping_np, pos, None, None, *rest)
 
 
 def _filtered(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
