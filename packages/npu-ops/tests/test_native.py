@@ -162,3 +162,12 @@ def test_the_check_finds_what_it_looks_for(tmp_path, tier, flags, code, found):
     result = check_tiers(f"{tier}:{asked}={built}")
     assert found in result.stderr
     assert (result.returncode == 0) == (not found), result.stderr
+
+
+def test_a_device_that_does_not_bind_ends_the_session_that_wants_it():
+    """Otherwise every case on npu would be skipped, and the session green."""
+    command = [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_the_best_isa_is_the_default"]
+    environ = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "NPU_REQUIRE_DEVICE": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "NPU_REQUIRE_DEVICE=1, but npu-ops found no launch table" in done.stderr
