@@ -345,7 +345,7 @@ def suffix(session: nox.Session) -> None:
 
 @nox.session
 def vllm_tests(session: nox.Session) -> None:
-    """Run vLLM's own tests of many devices: nox -s vllm_tests -- FOLDER, with its source distribution, unpacked."""
+    """Run vLLM's own tests on npu: nox -s vllm_tests -- FOLDER, with its source distribution, unpacked."""
     if not session.posargs:
         session.error(
             "vllm_tests takes a folder with vLLM's source distribution, unpacked: it has tests and pyproject.toml"

@@ -1,9 +1,12 @@
-"""Runs vLLM's tests of many devices with the device npu: ``nox -s vllm_tests``, or with the folder of its sources:
+"""Runs vLLM's own tests with the device npu: ``nox -s vllm_tests``, or with the folder of its sources:
 
-python -m tests.vllm_tests SOURCES --work FOLDER [--only WORDS] [--page FILE]
+python -m tests.vllm_tests SOURCES --work FOLDER [--table NAME] [--only WORDS]
+python -m tests.vllm_tests --page FILE
 
-The tests are copied, and in the copy the name of the device is changed, where a test names one; what cannot be read on
-an npu, such as memory by NVML, is left out (:data:`EDITS`). What ran before is kept in the folder and not run again.
+A table (``tables/*.toml``) names files and folders of tests, what their processes have in the environment, and why tests
+fail or are not run. The tests are copied, and in the copy the name of the device is changed, where a test names one; what
+cannot be read on an npu, such as memory by NVML, is left out (:data:`EDITS`). What ran before is kept in the work folder
+and not run again; how many passed is kept in ``counts.json``, from which the page is written.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from typing import Any
 
 from tests.vllm_tests import hub
 
-TABLE = Path(__file__).with_name("files.toml")
+HERE = Path(__file__).parent
+COUNTS = HERE / "counts.json"
 NAMES = [
     (r'"cuda"', '"npu"'),
     (r"cuda:\{", "npu:{"),
@@ -42,30 +46,81 @@ EDITS = {
     ],
 }
 """vLLM's helpers: what memory a device has left is asked of NVML."""
-LIMIT = 900  # seconds of a file
+LIMIT, LIMIT_TOGETHER = 900, 2700  # seconds of a file, and of those that share processes
 
 
 def main() -> None:
-    """Run what has not run yet, and write the page."""
+    """Run what has not run yet, or write the page."""
     parser = argparse.ArgumentParser(prog="tests.vllm_tests", description=__doc__)
-    parser.add_argument("sources", type=Path, help="vLLM's source distribution, unpacked")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the copy, the models and the results")
+    parser.add_argument("sources", type=Path, nargs="?", help="vLLM's source distribution, unpacked")
+    parser.add_argument("--work", type=Path, help="folder for the copy, the models and the results")
+    parser.add_argument("--table", choices=sorted(tables()), help="this table alone")
     parser.add_argument("--only", default="", help="files of which the path has this")
-    parser.add_argument("--page", type=Path, help="file for the table")
+    parser.add_argument("--page", type=Path, help="file for the tables")
     options = parser.parse_args()
-    table = tomllib.loads(TABLE.read_text())
-    prepare(options.sources.resolve(), options.work.resolve(), table)
-    for name, file in table["run"].items():
-        result = result_of(options.work, name)
-        if options.only in name and not result.exists():
-            print(time.strftime("%H:%M:%S"), name, flush=True)
-            run(options.work.resolve(), name, file, result)
-            print("  ", dict(counts(result)), flush=True)
+    if options.sources:
+        sources, work = options.sources.resolve(), options.work.resolve()
+        prepare(sources, work)
+        for table in [options.table] if options.table else sorted(tables()):
+            run_table(table, sources, work, options.only)
     if options.page:
-        options.page.write_text(page(options.work, table))
+        options.page.write_text(page())
 
 
-def prepare(sources: Path, work: Path, table: dict[str, Any]) -> None:
+def tables() -> dict[str, dict[str, Any]]:
+    """Return the tables by name."""
+    return {path.stem: tomllib.loads(path.read_text()) for path in (HERE / "tables").glob("*.toml")}
+
+
+def files(table: dict[str, Any], sources: Path) -> dict[str, dict[str, Any]]:
+    """Return what a table says of each file of tests that it runs."""
+    left_out = {name for one in table.get("left_out", []) for name in one["files"]}
+    found = [
+        str(path.relative_to(sources / "tests"))
+        for folder in table.get("folders", [])
+        for path in sorted((sources / "tests" / folder).glob("test_*.py"))
+        if re.match(table.get("pattern", ""), path.name)
+    ]
+    return table["run"] | {name: table["run"].get(name, {}) for name in found if name not in left_out}
+
+
+def run_table(name: str, sources: Path, work: Path, only: str) -> None:
+    """Run the files of a table that have not run yet, and keep how many tests passed."""
+    table = tables()[name]
+    kept = json.loads(COUNTS.read_text()).get(name, {})
+    for listed in groups({file: said for file, said in files(table, sources).items() if only in file}):
+        group = [file for file in listed if only or "passed" not in kept.get(file, {})]
+        if group:
+            print(time.strftime("%H:%M:%S"), group[0], f"and {len(group) - 1} more" if group[1:] else "", flush=True)
+            run(work, name, group)
+            keep(name, work, group)
+
+
+def groups(wanted: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Return which files share processes: those of a folder, but for those that want something of their own."""
+    alone = [[file] for file, said in wanted.items() if said.keys() - {"why"}]
+    folders: dict[str, list[str]] = {}
+    for file, said in wanted.items():
+        if not said.keys() - {"why"}:
+            folders.setdefault(file.rpartition("/")[0], []).append(file)
+    return [*folders.values(), *alone]
+
+
+def keep(name: str, work: Path, group: list[str]) -> None:
+    """Write how many tests of each file had each outcome."""
+    found = outcomes(work / "junit.xml", group)
+    kept = json.loads(COUNTS.read_text())
+    for file in group:
+        words = Counter(word.partition(":")[0] for word in found[file].values())
+        result = work / "results" / name / f"{file.removesuffix('.py').replace('/', '.')}.json"
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_text(json.dumps(found[file], indent=1))
+        kept.setdefault(name, {})[file] = dict(words)
+        print("  ", file, dict(words), flush=True)
+    COUNTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def prepare(sources: Path, work: Path) -> None:
     """Copy and edit the tests, and write the models."""
     hub.fill(work / "hub" / "hub")
     copy = work / "vllm"
@@ -73,91 +128,108 @@ def prepare(sources: Path, work: Path, table: dict[str, Any]) -> None:
         return
     shutil.copytree(sources / "tests", copy / "tests")
     shutil.copy(sources / "pyproject.toml", copy)
-    for name, edits in (EDITS | {name: NAMES for name, file in table["run"].items() if file.get("named")}).items():
-        path = copy / "tests" / name
-        text = path.read_text()
-        for old, new in edits:
-            text = re.sub(old, new, text)
-        path.write_text(text)
+    (work / "plugins").mkdir()
+    shutil.copy(HERE / "as_in_a_worker.py", work / "plugins")
+    for name, edits in EDITS.items():
+        edit(copy / "tests" / name, edits)
+    for path in copy.glob("tests/**/test_*.py"):
+        edit(path, NAMES)
 
 
-def run(work: Path, name: str, file: dict[str, Any], result: Path) -> None:
-    """Run one file of tests in a session of its own; what is left of it after the limit is killed."""
-    result.parent.mkdir(parents=True, exist_ok=True)
+def edit(path: Path, edits: list[tuple[str, str]]) -> None:
+    """Replace what a file of tests says."""
+    text = path.read_text()
+    for old, new in edits:
+        text = re.sub(old, new, text)
+    path.write_text(text)
+
+
+def run(work: Path, name: str, group: list[str]) -> None:
+    """Run files of tests in a session of its own; what is left of it after the limit is killed."""
+    table = tables()[name]
+    said = table["run"].get(group[0], {}) if len(group) == 1 else {}
+    log = work / "logs" / f"{name}.{group[0].removesuffix('.py').replace('/', '.')}.log"
+    log.parent.mkdir(exist_ok=True)
     report = work / "junit.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", f"tests/{name}", "-q", "-p", "no:cacheprovider", "--asyncio-mode=auto"]
-    command += [f"--timeout={file.get('timeout', 240)}", f"--junitxml={report}", *file.get("options", [])]
-    environ = (
-        os.environ
-        | {
-            "HF_HOME": str(work / "hub"),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "NPU_SIMULATOR_DEVICES": "4",
-            "NPU_SIMULATOR_MEMORY": "2GiB",
-            "NPU_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-        | file.get("environ", {})
-    )
-    begin = time.monotonic()
-    with result.with_suffix(".log").open("wb") as log:
+    paths = [f"tests/{file}" for file in group]
+    command = [sys.executable, "-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", "--asyncio-mode=auto"]
+    # a worker that ends is replaced
+    command += ["-n", "2", "--dist", "loadfile"] if len(group) > 1 else []
+    command += ["-p", "as_in_a_worker"] if table.get("as_in_a_worker") else []
+    command += [f"--timeout={said.get('timeout', 240)}", f"--junitxml={report}", *said.get("options", [])]
+    environ = os.environ | {
+        "HF_HOME": str(work / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "NPU_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": str(work / "plugins"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    environ |= table.get("environ", {}) | said.get("environ", {})
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=work / "vllm", env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=work / "vllm", env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(LIMIT)
+            process.wait(LIMIT if len(group) == 1 else LIMIT_TOGETHER)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    found = {"seconds": round(time.monotonic() - begin), "status": process.returncode}
-    result.write_text(json.dumps(found | {"tests": outcomes(report)}, indent=1))
+            os.killpg(process.pid, signal.SIGINT)  # which still writes the report
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def outcomes(report: Path) -> dict[str, str]:
-    """Return the outcome of each test, with the first line of why."""
-    if not report.exists():
-        return {}
-    found = {}
-    for case in ET.parse(report).iter("testcase"):
+def outcomes(report: Path, group: list[str]) -> dict[str, dict[str, str]]:
+    """Return for each file the outcome of each test, with the first line of why."""
+    found: dict[str, dict[str, str]] = {file: {} for file in group}
+    modules = {f"tests.{file.removesuffix('.py').replace('/', '.')}": file for file in group}
+    for case in ET.parse(report).iter("testcase") if report.exists() else ():
+        place = case.get("classname") or case.get("name", "")  # a file that cannot be imported has a name alone
+        file = next((file for module, file in modules.items() if f"{place}.".startswith(f"{module}.")), None)
+        if file is None:
+            continue
         failed = [part for part in case if part.tag in ("failure", "error", "skipped")]
-        why = f"{failed[0].tag}: {(failed[0].get('message') or '').splitlines()[:1]}" if failed else "passed"
-        found[case.get("name", "")] = why
+        why = failed[0].get("message") or "" if failed else ""
+        word = "passed" if not failed else "skipped" if failed[0].tag == "skipped" else "failed"
+        found[file][case.get("name", "")] = f"{word}: {why.splitlines()[0][:200]}" if why else word
     return found
 
 
-def result_of(work: Path, name: str) -> Path:
-    """Return the file of a result."""
-    return work / "results" / f"{name.removesuffix('.py').replace('/', '.')}.json"
-
-
-def counts(result: Path) -> Counter[str]:
-    """Return how many tests of a file had each outcome."""
-    words = (outcome.partition(":")[0] for outcome in json.loads(result.read_text())["tests"].values())
-    return Counter("failed" if word in ("failure", "error") else word for word in words)
-
-
-def page(work: Path, table: dict[str, Any]) -> str:
+def page() -> str:
     """Return the page."""
-    lines = [*HEAD, "| tests | passed | failed | skipped | why |", "|---|---|---|---|---|"]
-    for name, file in table["run"].items():
-        result = result_of(work, name)
-        found = counts(result) if result.exists() else Counter()
-        numbers = " | ".join(str(found[word]) for word in ("passed", "failed", "skipped"))
-        lines.append(f"| `{name}` | {numbers if found else '- | - | -'} | {file.get('why', '')} |")
-    lines += ["", "Not run:", "", "| tests | why |", "|---|---|"]
-    lines += [f"| {' '.join(f'`{name}`' for name in one['files'])} | {one['why']} |" for one in table["left_out"]]
-    return "\n".join(lines) + "\n"
+    kept = json.loads(COUNTS.read_text())
+    return "\n".join(
+        [*HEAD, *(line for name, table in sorted(tables().items()) for line in section(name, table, kept))]
+    )
+
+
+def section(name: str, table: dict[str, Any], kept: dict[str, Any]) -> list[str]:
+    """Return the lines of a table."""
+    lines = [f"## {table['title']}", "", table["text"], ""]
+    lines += ["| tests | passed | failed | skipped | why |", "|---|---|---|---|---|"]
+    counted = kept.get(name, {})
+    for file in sorted(table["run"].keys() | counted.keys()):
+        why, found = table["run"].get(file, {}).get("why", ""), counted.get(file)
+        if found is None:
+            numbers = "- | - | -"
+        else:
+            numbers = " | ".join(str(found.get(word, 0)) for word in ("passed", "failed", "skipped"))
+        lines.append(f"| `{file}` | {numbers} | {why} |")
+    if table.get("left_out"):
+        lines += ["", "Not run:", "", "| tests | why |", "|---|---|"]
+        lines += [f"| {' '.join(f'`{file}`' for file in one['files'])} | {one['why']} |" for one in table["left_out"]]
+    return [*lines, ""]
 
 
 HEAD = [
-    "# vLLM's tests of many devices",
+    "# vLLM's own tests",
     "",
-    "vLLM 0.32.0's own tests, from its source distribution, with four npu devices: `nox -s vllm_tests` runs them and writes this",
-    "page. Models are small and random under the names that the tests ask for; where a test names a device, it is npu. `-`: not",
-    "run yet.",
+    "vLLM 0.32.0's own tests, from its source distribution, on npu: `nox -s vllm_tests` runs them and writes this page. Models are",
+    "small and random under the names that the tests ask for; where a test names a device, it is npu. `-`: not run yet.",
     "",
 ]
 

@@ -212,7 +212,10 @@ class CodedBatch(Batch):
         exact = self.in_float32()
         expected = exact.run(REFERENCE.paged_attention_quantized.reference, *options)
         key, value = self.codes
-        exact.codes = [key, value.abs() if value.dtype is torch.int8 else (value.view(torch.uint8) & 127).view(value.dtype)]
+        exact.codes = [
+            key,
+            value.abs() if value.dtype is torch.int8 else (value.view(torch.uint8) & 127).view(value.dtype),
+        ]
         # scales by token are rounded with the weights
         check(actual, expected, 2 * exact.run(REFERENCE.paged_attention_quantized.reference, *options))
 
