@@ -142,3 +142,33 @@ def test_every_program_of_a_grid_runs_once():
     grid_kernel[(7, 5, 3)](out)
     expected = [x * 10000 + y * 100 + z for z in range(3) for y in range(5) for x in range(7)]
     assert out.tolist() == expected
+
+
+@triton.jit
+def copies_kernel(sources, targets, sizes, B: tl.constexpr):
+    source = tl.load(sources + tl.program_id(0))
+    target = tl.load(targets + tl.program_id(0))
+    size = tl.load(sizes + tl.program_id(0))
+    to_the_left = target < source and target + size > source
+    offsets = tl.arange(0, B)
+    for i in range(0, size, B):
+        mask = i + offsets < size
+        data = tl.load((source + i + offsets).to(tl.pointer_type(tl.uint8)), mask=mask)
+        if to_the_left:
+            tl.debug_barrier()
+        tl.store((target + i + offsets).to(tl.pointer_type(tl.uint8)), data, mask=mask)
+
+
+def test_addresses_that_are_kept_across_a_barrier():
+    """As vLLM copies states of Mamba: from and to addresses, parts of which may overlap."""
+    data = torch.randint(0, 256, (5000,), dtype=torch.uint8)
+    moved = data.to("npu")
+    sources, targets, sizes = [3, 2000], [0, 4000], [1500, 700]
+    tables = [
+        torch.tensor([moved.data_ptr() + offset for offset in offsets]).to("npu") for offsets in (sources, targets)
+    ]
+    copies_kernel[(2,)](*tables, torch.tensor(sizes).to("npu"), B=1024)
+    expected = data.clone()
+    for source, target, size in zip(sources, targets, sizes, strict=True):
+        expected[target : target + size] = data[source : source + size]
+    assert torch.equal(moved.cpu(), expected)

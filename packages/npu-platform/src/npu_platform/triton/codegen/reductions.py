@@ -101,7 +101,7 @@ def _write_region(writer: Writer, operation: Operation, terms: Sequence[str], in
     with writer.inline() as lines:
         lines.append("{")
         for number, ((name, kind), term) in enumerate(zip(block.arguments, terms, strict=True)):
-            lines.append(f"const {kind.c} e{number} = {term};")
+            lines.append(f"{kind.c} const e{number} = {term};")
             writer.values[name] = named(kind, f"e{number}")
         *body, returned = block.operations
         writer.run(type(block)(block.label, [], body))

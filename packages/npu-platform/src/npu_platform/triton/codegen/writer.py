@@ -189,7 +189,7 @@ class Writer:
         loop, text = self._in_loop(kind.shape, access, read)
         number = self.number()
         local = f"t{number}"
-        loop.body.append(f"const {kind.c} {local} = {text};")
+        loop.body.append(f"{kind.c} const {local} = {text};")
         value = LoopValue(kind, _unreadable, cost=DEAR, number=number, loop=loop, local=local)
         self._born[number] = loop.born
         loop.values.append(value)
@@ -357,7 +357,7 @@ class Writer:
             self.lines.append(f"{storage.name} = {text};")
             return self.stored(storage)
         number = self.number()
-        self.lines.append(f"const {kind.c} s{number} = {text};")
+        self.lines.append(f"{kind.c} const s{number} = {text};")
         return named(kind, f"s{number}")
 
     def _in_loop(
