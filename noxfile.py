@@ -29,7 +29,16 @@ ONE_MORE = ("-n", "3")  # where tests wait for other processes
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
 # Engine tests that `v2` runs on the other model runner.
-ON_V2 = ("test_tokens", "test_lora", "test_states", "test_multimodal", "test_quantized", "test_pooling")
+ON_V2 = (
+    "test_tokens",
+    "test_lora",
+    "test_states",
+    "test_multimodal",
+    "test_quantized",
+    "test_pooling",
+    "test_speculation",
+    "test_graph_modes",
+)
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}

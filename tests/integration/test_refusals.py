@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CASES = cases()
+DRAFTS_OF_V2 = {
+    "method": "ngram",
+    "num_speculative_tokens": 2,
+    "prompt_lookup_max": 2,
+    "rejection_sample_method": "block",
+    "num_speculative_tokens_per_batch_size": [[1, 8, 2], [9, 64, 1]],
+}
 ACCEPTED = {
     "plain": Case({}, "accepted"),
     "v2": Case({}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "v2-drafts": Case({"speculative_config": DRAFTS_OF_V2}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     "dense-invariant": Case({}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}),
     "ranks-invariant": Case(
         {"tensor_parallel_size": 4}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}

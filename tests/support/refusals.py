@@ -49,7 +49,7 @@ _OTHERS: tuple[Case, ...] = (
     Case({"model": "{kimi-linear}"}, "KimiLinearForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
     Case({"model": "{of-gpus}"}, r"MiniMaxM3SparseForCausalLM \(vllm.models.minimax_m3\) runs on NVIDIA"),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
-    Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafter on the last pipeline stage only"),
+    Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "draft on one pipeline stage only"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
     Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler"}),
     Case({}, "npu was not Triton's one device when vLLM was imported", _V2 | {"TRITON_BACKENDS_IN_TREE": "1"}),

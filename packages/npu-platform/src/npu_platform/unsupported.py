@@ -211,9 +211,9 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         )
     if vllm_config.speculative_config is not None:
         yield from _speculation(vllm_config.speculative_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1 and not config.chose_v2_runner():
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
             yield (
-                "vLLM's V1 model runner has a drafter on the last pipeline stage only, and asks all for it: "
+                "vLLM's model runners draft on one pipeline stage only, and ask all for it: "
                 "leave out --speculative-config or --pipeline-parallel-size."
             )
     if vllm_config.cache_config.prefix_match_unit is not None:
@@ -282,10 +282,18 @@ def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
         yield "Experts are computed by npu-ops: leave out moe_backend in --speculative-config."
     if speculation.enable_adaptive_verification or speculation.dspark_draft_topk is not None:
         yield "Verification is not adaptive on npu: leave out enable_adaptive_verification and dspark_draft_topk."
+    if config.chose_v2_runner():
+        return
     if speculation.rejection_sample_method == "block":
-        yield "Blocks of drafts are verified by the V2 model runner only: leave out rejection_sample_method."
+        yield (
+            "Blocks of drafts are verified by the V2 model runner only: set VLLM_USE_V2_MODEL_RUNNER=1, or leave out "
+            "rejection_sample_method."
+        )
     if speculation.num_speculative_tokens_per_batch_size is not None:
-        yield "The number of drafts is the same for any batch on npu: leave out num_speculative_tokens_per_batch_size."
+        yield (
+            "The V1 model runner drafts as many tokens in any batch: set VLLM_USE_V2_MODEL_RUNNER=1, or leave out "
+            "num_speculative_tokens_per_batch_size."
+        )
 
 
 def _transfers(vllm_config: VllmConfig) -> Iterator[str]:

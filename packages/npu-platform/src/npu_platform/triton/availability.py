@@ -17,25 +17,39 @@ def is_active() -> bool:
     it launches has a body of its own, and a process would wait for the compiler at its start. So for vLLM it is active
     where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``.
     """
-    if _asked_by_vllm() and not config.triton_for_vllm():
-        return False
-    return _can_run()
+    if not _asked_by_vllm():
+        return _has_device() and _has_compiler()
+    return config.triton_for_vllm() and _is_platform() and _has_compiler()
 
 
 @functools.cache
-def _can_run() -> bool:
-    """Say whether this process has the device npu and a C++ compiler; without the compiler the log says so, once."""
+def _has_device() -> bool:
+    """Say whether this process has the device npu, which opens it."""
     try:
         import torch
 
-        if not hasattr(torch, "npu") or not torch.npu.is_available():
-            return False
-        if config.cxx_compiler() is None:
-            logging.getLogger("vllm.npu_platform.triton").warning(
-                "Triton kernels do not run on npu: no C++ compiler was found (apt install g++, or name one in CXX)."
-            )
-            return False
-    except Exception:  # noqa: BLE001 - `import triton` and vLLM must not fail for what is wrong with the device
+        return hasattr(torch, "npu") and torch.npu.is_available()
+    except Exception:  # noqa: BLE001 - `import triton` must not fail for what is wrong with the device
+        return False
+
+
+def _is_platform() -> bool:
+    """Say whether npu is vLLM's platform, which opens no device: workers that are forked later choose theirs."""
+    try:
+        from npu_platform import activation
+
+        return activation.decide().activate
+    except Exception:  # noqa: BLE001 - nor must vLLM's import
+        return False
+
+
+@functools.cache
+def _has_compiler() -> bool:
+    """Say whether there is a C++ compiler; the log says so, once, if not."""
+    if config.cxx_compiler() is None:
+        logging.getLogger("vllm.npu_platform.triton").warning(
+            "Triton kernels do not run on npu: no C++ compiler was found (apt install g++, or name one in CXX)."
+        )
         return False
     return True
 
