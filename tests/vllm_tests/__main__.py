@@ -36,11 +36,13 @@ NAMES = [
     (r'"cuda:0"', '"npu:0"'),
     (r"cuda:nccl", "npu:npuccl"),
     (r"\.cuda\(\)", ".npu()"),
+    (r"torch\.cuda\.CUDAGraph", "torch.npu.NPUGraph"),
     (r"torch\.cuda\.", "torch.npu."),
     (r"num_gpus=1, max_calls=1", "num_cpus=0, max_calls=1"),
 ]
 """How a test names a device, and how it does here."""
 EDITS = {
+    "conftest.py": [(r'else "nccl"', "else current_platform.dist_backend")],
     "utils.py": [
         (r"(?<=\n    assert )threshold_bytes is not None or threshold_ratio is not None\n", "True\n    return\n"),
     ],
@@ -126,7 +128,8 @@ def prepare(sources: Path, work: Path) -> None:
     copy = work / "vllm"
     if copy.exists():
         return
-    shutil.copytree(sources / "tests", copy / "tests")
+    for folder in ("tests", "examples"):
+        shutil.copytree(sources / folder, copy / folder)
     shutil.copy(sources / "pyproject.toml", copy)
     (work / "plugins").mkdir()
     shutil.copy(HERE / "as_in_a_worker.py", work / "plugins")
