@@ -38,6 +38,7 @@ SENTENCES = ROOT / "packages/npu-platform/src/npu_platform/unsupported.py"
 # Beginnings of sentences that no engine of these tests can ask for -> where they are tested, or why not.
 ELSEWHERE = {
     "Speculation by 'ngram' needs numba": "packages/npu-platform/tests/test_features.py",
+    "FLy and quantised heads": "packages/npu-platform/tests/test_features.py, since they are of vLLM 0.33",
     "Heads of the kind": "no such head is small enough to be made here",
     "This device has no graphs": "packages/npu-platform/tests/test_capabilities.py",
     "This device runs compiled models only": "packages/npu-platform/tests/test_capabilities.py",

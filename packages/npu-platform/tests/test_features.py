@@ -45,16 +45,23 @@ def test_drafts_need_states_that_roll_back():
         refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerThatRollsBack()}, with_drafts=True)
 
 
+def asked_for(**more):
+    """Speculation as vLLM's configuration has it, with the fields that are looked at."""
+    plain = {"method": "ngram", "moe_backend": None, "enable_adaptive_verification": False, "dspark_draft_topk": None}
+    plain |= {"rejection_sample_method": "standard", "num_speculative_tokens_per_batch_size": None}
+    return SimpleNamespace(**plain | more)
+
+
+@pytest.mark.parametrize("more", [{"rejection_sample_method": "fly"}, {"draft_lm_head_quantization": "fp8"}])
+def test_what_only_vllm_0_33_has_is_refused(more):
+    """Asked for as a user would, it would be a case of test_refusals.py; vLLM 0.32 does not know it."""
+    assert list(unsupported._speculation(asked_for(**more))) == [
+        "FLy and quantised heads of drafters are not there: leave out 'fly' and draft_lm_head_quantization."
+    ]
+
+
 def test_lookup_of_drafts_needs_numba(monkeypatch):
-    asked = SimpleNamespace(
-        method="ngram",
-        moe_backend=None,
-        enable_adaptive_verification=False,
-        dspark_draft_topk=None,
-        rejection_sample_method="standard",
-        num_speculative_tokens_per_batch_size=None,
-    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert list(unsupported._speculation(asked)) == [
+    assert list(unsupported._speculation(asked_for())) == [
         "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
     ]

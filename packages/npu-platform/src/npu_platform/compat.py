@@ -206,6 +206,11 @@ def top_k_top_p(states: Any, rows: torch.Tensor, requests: Any, vocabulary: int)
     return k, p
 
 
+def quantises_heads_of_drafters(speculation: Any) -> bool:
+    """Whether a drafter's head is to be quantised. Why: a setting of vLLM 0.33. Versions: 0.32 does not have it."""
+    return getattr(speculation, "draft_lm_head_quantization", None) is not None
+
+
 def engine_arguments_in_progress() -> Any | None:
     """Return the ``EngineArgs`` whose ``create_engine_config`` is running in this thread, or None.
 

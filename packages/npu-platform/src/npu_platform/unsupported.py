@@ -15,7 +15,7 @@ import torch
 import vllm.envs as vllm_envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from npu_platform import capabilities, config, triton_models
+from npu_platform import capabilities, compat, config, triton_models
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
@@ -282,6 +282,8 @@ def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
         yield "Experts are computed by npu-ops: leave out moe_backend in --speculative-config."
     if speculation.enable_adaptive_verification or speculation.dspark_draft_topk is not None:
         yield "Verification is not adaptive on npu: leave out enable_adaptive_verification and dspark_draft_topk."
+    if speculation.rejection_sample_method == "fly" or compat.quantises_heads_of_drafters(speculation):
+        yield "FLy and quantised heads of drafters are not there: leave out 'fly' and draft_lm_head_quantization."
     if config.chose_v2_runner():
         return
     if speculation.rejection_sample_method == "block":
