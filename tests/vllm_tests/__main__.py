@@ -213,6 +213,8 @@ def page() -> str:
 def section(name: str, table: dict[str, Any], kept: dict[str, Any]) -> list[str]:
     """Return the lines of a table."""
     lines = [f"## {table['title']}", "", table["text"], ""]
+    if not table["run"] and name not in kept:
+        return [*lines, "Not run yet.", ""]
     lines += ["| tests | passed | failed | skipped | why |", "|---|---|---|---|---|"]
     counted = kept.get(name, {})
     for file in sorted(table["run"].keys() | counted.keys()):

@@ -71,6 +71,8 @@ class _OnlineFp8(QuantizedExperts):
     weight_block_size: list[int] | None = None
     per_row = False
 
+    requantization_source = None  # what vLLM 0.33 sets before weights in another format are loaded
+
     def __init__(self, *, moe: FusedMoEConfig) -> None:
         self.begin(moe)
         self.block_quant = self.weight_block_size is not None
@@ -100,6 +102,7 @@ class NpuInt8OnlineMoEMethod(QuantizedExperts, Int8OnlineMoEMethod):
     """A scale a row; activations as they are, as vLLM names it: int8_per_channel_weight_only."""
 
     interleaves = True
+    requantization_source = None
 
     def __init__(self, *, moe: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""
