@@ -14,15 +14,22 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from tests.benchmarks.machine import machine
 
-SIZES = [1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20]
+SIZES = [1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20]
 COLLECTIVES = ["all_reduce", "all_gather", "broadcast"]
 IN_GRAPH = 50
+
+HEAD = """# Collectives of {ranks} ranks beside gloo
+
+`python -m tests.benchmarks.collectives --page FILE`, which tells what is measured. Machine: {machine}; bfloat16, medians of
+{rounds} interleaved rounds, microseconds a call.
+"""
 
 Figures = dict[tuple[str, int, str], float]  # (collective, elements, contestant) -> us
 
@@ -33,16 +40,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default 11)")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="elements of bfloat16")
+    parser.add_argument("--quick", action="store_true", help="three rounds of three sizes")
+    parser.add_argument("--page", type=Path, help="file to write the tables into")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.sizes = 3, SIZES[::3]
     os.environ |= {
         "NPU_SIMULATOR_DEVICES": str(options.ranks),
-        "NPU_SIMULATOR_MEMORY": "512MiB",
+        "NPU_SIMULATOR_MEMORY": "1GiB",
         "OMP_NUM_THREADS": "1",
     }
-    print(f"Machine: {machine()}; {options.ranks} ranks, bfloat16")
+    parts = [HEAD.format(machine=machine(), ranks=options.ranks, rounds=options.rounds)]
     for busy in (False, True):
         figures = measure(options.ranks, options.rounds, options.sizes, busy=busy)
-        print(f"\n### {'Beside a busy process' if busy else 'Quiet'}\n\n{table(figures, options.sizes)}")
+        parts.append(f"## {'Beside a busy process' if busy else 'Quiet'}\n\n{table(figures, options.sizes)}\n")
+    text = "\n".join(parts)
+    print(text)
+    if options.page:
+        options.page.write_text(text)
 
 
 def measure(ranks: int, rounds: int, sizes: list[int], *, busy: bool) -> Figures:
