@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Record", "build_shim", "moments", "play", "read_journal"]
+__all__ = ["Record", "build_shim", "lose_page", "moments", "play", "play_whole", "read_journal"]
 
 _RECORD = struct.Struct("<cHHIQ")
 _SECTOR = 512
+_PAGE = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +87,34 @@ def play(records: list[Record], end: int, place: Path, chance: random.Random) ->
             _do(root, record)
     _cut(root, place, chance)
     return acks
+
+
+def play_whole(records: list[Record], place: Path) -> None:
+    """Make below ``place`` what is there without a power cut: were it not the same, the journal would lack calls."""
+    root = _Folder()
+    for record in records:
+        _do(root, record)
+    _leave(root, place)
+
+
+def _leave(folder: _Folder, place: Path) -> None:
+    place.mkdir(mode=0o700, exist_ok=True)
+    for name, node in folder.now.items():
+        if isinstance(node, _Folder):
+            _leave(node, place / name)
+        else:
+            _sync(node)
+            (place / name).write_bytes(node.durable)
+
+
+def lose_page(records: list[Record], number: int, chance: random.Random) -> list[Record]:
+    """Return the records without one of the pages that a write wrote, as of a disk that said it has it."""
+    write = records[number]
+    lost = chance.randrange(max(len(write.data) // _PAGE, 1)) * _PAGE
+    end = lost + _PAGE
+    before = dataclasses.replace(write, data=write.data[:lost])
+    behind = dataclasses.replace(write, offset=write.offset + end, data=write.data[end:])
+    return [*records[:number], *(part for part in (before, behind) if part.data), *records[number + 1 :]]
 
 
 def _do(root: _Folder, record: Record) -> None:

@@ -109,6 +109,14 @@ static int fails(int in_storms, int *error) {
   return fault != NONE;
 }
 
+// Half of the last part, in whole sectors, and nothing of those before it.
+static void tear(int fd, const struct iovec *parts, int count, off_t offset) {
+  REAL("pwrite", ssize_t, int, const void *, size_t, off_t);
+  for (int part = 0; part < count - 1; part++) offset += parts[part].iov_len;
+  real(fd, parts[count - 1].iov_base, parts[count - 1].iov_len / 1024 * 512, offset);
+  raise(SIGKILL);
+}
+
 static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset) {
   REAL("pwritev", ssize_t, int, const struct iovec *, int, off_t);
   char path[4096];
@@ -120,10 +128,7 @@ static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t o
     case NO_SPACE: done = -1; errno = ENOSPC; break;
     case SHORT: if (count > 1 || parts[0].iov_len > 4096) { done = real(fd, &(struct iovec){parts[0].iov_base, 4096}, 1, offset); break; }  // fall through
     case BAD: done = -1; errno = EIO; break;
-    case TORN:
-      real(fd, &(struct iovec){parts[count - 1].iov_base, parts[count - 1].iov_len / 1024 * 512}, 1, offset + (count > 1 ? parts[0].iov_len : 0));
-      raise(SIGKILL);
-      done = -1;
+    case TORN: tear(fd, parts, count, offset);
   }
   int error = errno;
   if (done > 0) put(fcntl(fd, F_GETFL) & O_DSYNC ? SYNCED_WRITE : WRITE, path, "", offset, parts, count, done);
@@ -139,6 +144,19 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int
 ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return write_parts(fd, parts, count, offset); }
 ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) { struct iovec part = {(void *)data, size}; return write_parts(fd, &part, 1, offset); }
 ssize_t pwrite64(int fd, const void *data, size_t size, off_t offset) { return pwrite(fd, data, size, offset); }
+
+// LMDB seeks, then writes pages that lie beside each other by one call.
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+  REAL("writev", ssize_t, int, const struct iovec *, int);
+  char path[4096];
+  if (!path_of(fd, path)) return real(fd, parts, count);
+  off_t offset = lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
+  ssize_t done = write_parts(fd, parts, count, offset);
+  int error = errno;
+  if (done > 0) lseek(fd, offset + done, SEEK_SET);
+  errno = error;
+  return done;
+}
 
 ssize_t write(int fd, const void *data, size_t size) {
   REAL("write", ssize_t, int, const void *, size_t);
@@ -156,7 +174,8 @@ ssize_t write(int fd, const void *data, size_t size) {
 static ssize_t read_parts(int fd, const struct iovec *parts, int count, off_t offset) {
   REAL("preadv", ssize_t, int, const struct iovec *, int, off_t);
   char path[4096];
-  if (is_faulty() && path_of(fd, path) && strstr(path, ".seg")) {
+  // segments, and what LMDB reads without its map: its state
+  if (is_faulty() && path_of(fd, path) && (strstr(path, ".seg") || (armed && strstr(path, ".mdb")))) {
     pthread_mutex_lock(&turn);
     enum Fault fault = next_fault();
     pthread_mutex_unlock(&turn);
@@ -170,6 +189,8 @@ ssize_t preadv(int fd, const struct iovec *parts, int count, off_t offset) { ret
 ssize_t preadv64(int fd, const struct iovec *parts, int count, off_t offset) { return read_parts(fd, parts, count, offset); }
 ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return read_parts(fd, parts, count, offset); }
 ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) { return read_parts(fd, parts, count, offset); }
+ssize_t pread(int fd, void *data, size_t size, off_t offset) { return read_parts(fd, &(struct iovec){data, size}, 1, offset); }
+ssize_t pread64(int fd, void *data, size_t size, off_t offset) { return pread(fd, data, size, offset); }
 
 static int sync_file(int fd, int (*real)(int)) {
   char path[4096];
@@ -187,6 +208,18 @@ static int sync_file(int fd, int (*real)(int)) {
 int fsync(int fd) { REAL("fsync", int, int); return sync_file(fd, real); }
 int fdatasync(int fd) { REAL("fdatasync", int, int); return sync_file(fd, real); }
 
+// The whole name of a file in an open folder, as shutil.rmtree() names them.
+static const char *in_folder(int folder, const char *name, char *path) {
+  if (folder == AT_FDCWD || name[0] == '/') return name;
+  char link[64], place[2048];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+  ssize_t length = root ? readlink(link, place, sizeof place - 1) : -1;
+  if (length <= 0) return name;
+  place[length] = 0;
+  snprintf(path, 4096, "%s/%s", place, name);
+  return path;
+}
+
 static int changed(enum Op op, const char *path, const char *other, uint64_t offset, int done) {
   int error = errno;
   if (done >= 0 && below(path)) put(op, path, other, offset, 0, 0, 0);
@@ -194,12 +227,15 @@ static int changed(enum Op op, const char *path, const char *other, uint64_t off
   return done;
 }
 
-static int open_path(int folder, const char *path, int flags, mode_t mode) {
+static int open_path(int folder, const char *name, int flags, mode_t mode) {
   REAL("openat", int, int, const char *, int, ...);
-  if (!(flags & O_CREAT) || !below(path)) return real(folder, path, flags, mode);
+  char whole[4096];
+  if (!(flags & O_CREAT)) return real(folder, name, flags, mode);
+  const char *path = in_folder(folder, name, whole);
+  if (!below(path)) return real(folder, name, flags, mode);
   pthread_mutex_lock(&turn);
   int is_new = access(path, F_OK), error = 0, fd = -1;
-  if (fails(0, &error)) errno = error; else fd = real(folder, path, flags, mode);
+  if (fails(0, &error)) errno = error; else fd = real(folder, name, flags, mode);
   error = errno;
   if (is_new && fd >= 0) changed(CREATE, path, "", 0, 0);
   pthread_mutex_unlock(&turn);
@@ -217,6 +253,19 @@ int openat64(int folder, const char *path, int flags, ...) { MODE return open_pa
   pthread_mutex_unlock(&turn); errno = error; return done
 int rename(const char *from, const char *to) { REAL("rename", int, const char *, const char *); LOCKED(from, changed(RENAME, from, to, 0, real(from, to))); }
 int unlink(const char *path) { REAL("unlink", int, const char *); LOCKED(path, changed(UNLINK, path, "", 0, real(path))); }
+int rmdir(const char *path) { REAL("rmdir", int, const char *); LOCKED(path, changed(UNLINK, path, "", 0, real(path))); }
+int unlinkat(int folder, const char *name, int flags) {
+  REAL("unlinkat", int, int, const char *, int);
+  char whole[4096];
+  const char *path = in_folder(folder, name, whole);
+  LOCKED(path, changed(UNLINK, path, "", 0, real(folder, name, flags)));
+}
+int renameat(int from_folder, const char *from, int to_folder, const char *to) {
+  REAL("renameat", int, int, const char *, int, const char *);
+  char whole[4096], other[4096];
+  const char *path = in_folder(from_folder, from, whole), *target = in_folder(to_folder, to, other);
+  LOCKED(path, changed(RENAME, path, target, 0, real(from_folder, from, to_folder, to)));
+}
 int mkdir(const char *path, mode_t mode) { REAL("mkdir", int, const char *, mode_t); LOCKED(path, changed(MKDIR, path, "", 0, real(path, mode))); }
 int truncate(const char *path, off_t size) { REAL("truncate", int, const char *, off_t); LOCKED(path, changed(SIZE, path, "", size, real(path, size))); }
 int truncate64(const char *path, off_t size) { return truncate(path, size); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -20,10 +21,13 @@ from npu_kvconnector.tiers.durable.files import PAGE, page_buffer
 from npu_kvconnector.tiers.durable.index import Entry, decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.segments import Place, SegmentReader
 from npu_kvconnector.tiers.durable.store import DurableStore
-from tests.support.crash import build_shim, moments, play, read_journal
+from tests.support.crash import build_shim, lose_page, moments, play, play_whole, read_journal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.crash import Record
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the journal of calls is made by a C library")
 
@@ -45,17 +49,46 @@ def run_writer(shim: Path, root: Path, *, quota: int, seed: int, blocks: int, **
     assert done.returncode == 0 or "CRASH_STORM" in environment, done.stderr
 
 
+@pytest.fixture(scope="module")
+def journal(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], list[Record]]:
+    """Returns what a writer of 300 blocks did to its files; of a quota and a seed."""
+
+    @functools.cache
+    def journal_of(quota: int, seed: int) -> list[Record]:
+        folder = tmp_path_factory.mktemp("journal")
+        root, path = folder / "root", folder / "journal"
+        root.mkdir()
+        run_writer(shim, root, quota=quota, seed=seed, blocks=300, CRASH_JOURNAL=str(path))
+        return read_journal(path, root)
+
+    return journal_of
+
+
+@pytest.mark.parametrize("quota", [LARGE, SMALL])
+def test_the_journal_lacks_no_call(quota: int, shim: Path, tmp_path: Path) -> None:
+    """Two writers, one after the other, so that an index is moved and removed as well."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for seed in (1, 2):
+        run_writer(shim, root, quota=quota, seed=seed, blocks=60, CRASH_JOURNAL=str(tmp_path / "journal"))
+    play_whole(read_journal(tmp_path / "journal", root), tmp_path / "again")
+
+    def files_of(folder: Path) -> dict[str, bytes]:
+        paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock.mdb"]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    there, again = files_of(root), files_of(tmp_path / "again")
+    assert sorted(there) == sorted(again)
+    assert [name for name, data in there.items() if again[name] != data] == []
+    assert {"data.mdb", "store.json"} < {name.rpartition("/")[2] for name in there}
+
+
 @pytest.mark.parametrize(("seed", "cuts"), [(1, 6), pytest.param(2, 300, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("quota", [LARGE, SMALL])
 def test_a_power_cut_takes_no_more_than_what_was_not_acknowledged(
-    quota: int, seed: int, cuts: int, shim: Path, tmp_path: Path
+    quota: int, seed: int, cuts: int, journal: Callable[[int, int], list[Record]], tmp_path: Path
 ) -> None:
-    blocks = 300
-    root = tmp_path / "root"
-    root.mkdir()
-    journal = tmp_path / "journal"
-    run_writer(shim, root, quota=quota, seed=seed, blocks=blocks, CRASH_JOURNAL=str(journal))
-    records = read_journal(journal, root)
+    records = journal(quota, seed)
     assert sum(record.op == "f" for record in records) > 20
     assert any(record.op == "W" for record in records)  # LMDB's pages of its state are seen too
     chance, outcome = random.Random(seed), Outcome()
@@ -63,11 +96,36 @@ def test_a_power_cut_takes_no_more_than_what_was_not_acknowledged(
         place = tmp_path / f"cut-{number}"
         acks = play(records, end, place, chance).split(b"\n")[:-1]
         done = int(acks[-1]) if acks else 0
-        check(place / "store", done, quota=quota, outcome=outcome, numbers=blocks, evicts=quota == SMALL)
+        check(place / "store", done, quota=quota, outcome=outcome, numbers=300, evicts=quota == SMALL)
         shutil.rmtree(place)
     assert outcome.is_good, outcome
     assert outcome.rounds == cuts
     assert outcome.checked > 10 * cuts
+    assert outcome.rebuilt == 0  # at each moment the index is what one of its transactions left
+
+
+@pytest.mark.parametrize(("seed", "losses"), [(1, 6), pytest.param(2, 200, marks=pytest.mark.nightly)])
+def test_a_page_of_the_index_that_the_disk_lost_costs_no_block(
+    seed: int, losses: int, journal: Callable[[int, int], list[Record]], tmp_path: Path
+) -> None:
+    """What the disk gives back there may be an older page, which is whole."""
+    records, chance, outcome = journal(LARGE, seed), random.Random(seed), Outcome()
+    commits = [number for number, record in enumerate(records) if record.op == "W" and "/index-" in record.path]
+    for number in range(losses):
+        last = chance.randrange(1, len(commits))
+        pages = [
+            each
+            for each in range(commits[last - 1], commits[last])
+            if records[each].op == "w" and records[each].path == records[commits[last]].path
+        ]
+        left = lose_page(records[: commits[last] + 1], chance.choice(pages), chance)
+        place = tmp_path / f"loss-{number}"
+        acks = play(left, len(left), place, chance).split(b"\n")[:-1]
+        check(place / "store", int(acks[-1]) if acks else 0, quota=LARGE, outcome=outcome, numbers=300)
+        shutil.rmtree(place)
+    assert outcome.is_good, outcome
+    assert outcome.rounds == losses
+    assert outcome.rebuilt > losses // 3  # others hold what is made anew in any case
 
 
 @pytest.mark.parametrize(

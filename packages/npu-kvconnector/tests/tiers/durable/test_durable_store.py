@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import lmdb
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.tiers.durable import files, segments
 from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
+from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index
 from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError
@@ -247,6 +249,76 @@ def test_without_an_index_the_blocks_are_found(store: DurableStore, folder: Path
     again.close()
 
 
+@pytest.mark.parametrize("lost", ["an entry", "a segment", "a newer entry"])
+def test_an_index_of_before_is_noticed(lost: str, store: DurableStore, folder: Path) -> None:
+    """As where the disk gives back a page that is whole, but older than the last transaction."""
+    put(store, *range(60))
+    store.close()
+    index = newest_index(folder)
+    assert index is not None
+    with lmdb.open(os.fspath(index), max_dbs=8) as environment:
+        blocks, segments = environment.open_db(b"blocks"), environment.open_db(b"segments")
+        with environment.begin(write=True) as transaction:
+            if lost == "an entry":
+                assert transaction.delete(name(7), db=blocks)
+            elif lost == "a segment":
+                assert transaction.delete((1).to_bytes(8, "big"), db=segments)
+            else:
+                entry = decode_entry(name(7), transaction.get(name(7), db=blocks))
+                assert entry is not None
+                older = entry._replace(used_tick=entry.used_tick + 1)
+                transaction.put(name(7), encode_entry(name(7), older), db=blocks)
+    again = open_store(folder)
+    assert again.recovered.was_rebuilt
+    assert held(again, range(60)) == list(range(60))
+    again.close()
+    third = open_store(folder)  # the new one is whole
+    assert not third.recovered.was_rebuilt
+    assert held(third, range(60)) == list(range(60))
+    third.close()
+
+
+def test_an_index_is_whole_whatever_was_done_to_it(store: DurableStore) -> None:
+    put(store, *range(300))  # evicts
+    for number in range(300):
+        store.touch(name(number))
+    store.commit()
+    store.discard(name(299), "a test")
+    put(store, 299)
+    store.commit()
+    store.describe_realm(REALM, {"a": "model"})
+    assert store.forget_realm(REALM, older_than=0.0) == 0
+    assert store.forget_realm(REALM) > 100
+    store.shrink(2**20)
+    put(store, *range(20))
+    store.commit()
+    assert len(store.index) == 20
+    assert store.index.is_whole()
+
+
+def test_a_new_segment_outlives_the_notes_of_uses(
+    store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is read, and that is made durable, after a segment was begun and before a block is in it."""
+    put(store, 0)
+
+    def use_one() -> None:
+        store.touch(name(0))
+        store._commit()
+
+    monkeypatch.setattr(store, "_empty_coldest", use_one)
+    number = 0
+    while len(store._sizes) < 16:  # so many that one is to be emptied
+        number += 1
+        put(store, number)
+    assert (newest := name(number)) in store
+    store.abandon()
+    store.index.close()
+    again = open_store(folder)
+    assert newest in again
+    again.close()
+
+
 @pytest.mark.parametrize("failing", [5, 40])
 def test_a_disk_that_fails_for_a_moment_costs_no_blocks(
     failing: int, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +412,7 @@ def test_one_process_writes(store: DurableStore, folder: Path) -> None:
 READER = """
 import sys, time
 from pathlib import Path
+from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.reader import StoreReader
 reader = StoreReader(Path(sys.argv[1]))
 for line in sys.stdin:

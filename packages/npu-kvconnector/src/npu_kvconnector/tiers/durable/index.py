@@ -3,10 +3,15 @@
 Databases: ``blocks`` (name to entry), ``places`` (segment and offset to name, to find what a segment holds),
 ``segments`` (number to how far it is durable), ``realms`` (id to what it stands for, in JSON), ``marks`` (place to why
 it was given up) and ``meta``. LMDB keeps no checksums, so each entry has one of its own.
+
+Note [A page of before]. Where a disk loses the write of a page, what it gives back is an older one: whole, each entry
+with its checksum, and without the newest blocks. So ``meta`` keeps the sum of what the last transaction left, which is
+the XOR of digests of all records of ``blocks``, ``segments`` and ``meta`` itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,6 +33,7 @@ __all__ = ["Batch", "Entry", "Index", "decode_entry", "encode_entry"]
 _ENTRY = struct.Struct("<QQQQQ16sdQQ")
 _PLACE = struct.Struct(">QQ")  # big-endian: LMDB sorts bytes
 _NUMBER = struct.Struct(">Q")
+_SUM = b"sum"
 _DATABASES = (b"blocks", b"places", b"segments", b"realms", b"marks", b"meta")
 
 
@@ -79,6 +85,10 @@ def decode_entry(name: bytes, data: bytes) -> Entry | None:
         return None
     segment, offset, size, *rest = _ENTRY.unpack(packed)
     return Entry(Place(segment, offset, size), *rest)
+
+
+def _digest(key: bytes, data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key + data)
 
 
 class Index:
@@ -168,11 +178,20 @@ class Index:
 
     def meta(self) -> dict[str, int]:
         """Return the counters: ``tick``, ``next_segment``."""
-        return {key.decode(): _NUMBER.unpack(data)[0] for key, data in self._all(self._meta)}
+        return {key.decode(): _NUMBER.unpack(data)[0] for key, data in self._all(self._meta) if key != _SUM}
+
+    def is_whole(self) -> bool:
+        """Return whether this is what the last transaction left; see Note [A page of before]."""
+        left = 0
+        with self._environment.begin() as transaction:
+            for database in (self._blocks, self._segments, self._meta):
+                for key, data in transaction.cursor(database):
+                    left ^= _digest(key, data) if key != _SUM else _NUMBER.unpack(data)[0]
+        return left == 0
 
     def commit(self, batch: Batch) -> None:
         """Make the changes, all or none, durable when this returns."""
-        with self._environment.begin(write=True) as transaction:
+        with self._change() as transaction:
             for name, entry in batch.puts.items():
                 self._put(transaction, name, entry)
             for name, (place, reason) in batch.forgets.items():
@@ -180,7 +199,7 @@ class Index:
                 mark = json.dumps({"name": name.hex(), "reason": reason})
                 transaction.put(_PLACE.pack(*place[:2]), mark.encode(), db=self._marks)
             for segment, used in batch.segments.items():
-                transaction.put(_NUMBER.pack(segment), _NUMBER.pack(used), db=self._segments)
+                self._set(transaction, self._segments, _NUMBER.pack(segment), _NUMBER.pack(used))
             for segment in batch.dropped:
                 self._drop(transaction, segment)
             for realm, about in batch.realms.items():
@@ -188,11 +207,11 @@ class Index:
             for segment, offset, about in batch.marks:
                 transaction.put(_PLACE.pack(segment, offset), json.dumps(about).encode(), db=self._marks)
             for key, number in batch.meta.items():
-                transaction.put(key.encode(), _NUMBER.pack(number), db=self._meta)
+                self._set(transaction, self._meta, key.encode(), _NUMBER.pack(number))
 
     def forget(self, names: Iterable[bytes]) -> int:
         """Remove blocks from the index alone, and return how many were there."""
-        with self._environment.begin(write=True) as transaction:
+        with self._change() as transaction:
             count = 0
             for name in names:
                 data = transaction.get(name, db=self._blocks)
@@ -201,6 +220,24 @@ class Index:
                     self._remove(transaction, name, entry.place)
                     count += 1
         return count
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[Any]:
+        """Begin a transaction that keeps the sum; it ends with this."""
+        with self._environment.begin(write=True) as transaction:
+            self._sum = _NUMBER.unpack(transaction.get(_SUM, bytes(8), db=self._meta))[0]
+            yield transaction
+            transaction.put(_SUM, _NUMBER.pack(self._sum), db=self._meta)
+
+    def _set(self, transaction: Any, database: Any, key: bytes, data: bytes | None) -> None:
+        """Change or, by None, remove a record of those that are summed."""
+        if data is None:
+            before = transaction.pop(key, db=database)
+        else:
+            before = transaction.replace(key, data, db=database)
+            self._sum ^= _digest(key, data)
+        if before is not None:
+            self._sum ^= _digest(key, before)
 
     def _all(self, database: Any) -> list[tuple[bytes, bytes]]:
         with self._environment.begin(database) as transaction:
@@ -211,7 +248,7 @@ class Index:
         old = None if before is None else decode_entry(name, before)
         if old is not None and old.place != entry.place:
             transaction.delete(_PLACE.pack(*old.place[:2]), db=self._places)
-        transaction.put(name, encode_entry(name, entry), db=self._blocks)
+        self._set(transaction, self._blocks, name, encode_entry(name, entry))
         transaction.put(_PLACE.pack(*entry.place[:2]), name, db=self._places)
 
     def _remove(self, transaction: Any, name: bytes, place: Place) -> None:
@@ -219,7 +256,7 @@ class Index:
         data = transaction.get(name, db=self._blocks)
         entry = None if data is None else decode_entry(name, data)
         if data is not None and (entry is None or entry.place == place):
-            transaction.delete(name, db=self._blocks)
+            self._set(transaction, self._blocks, name, None)
         transaction.delete(_PLACE.pack(*place[:2]), db=self._places)
 
     def _drop(self, transaction: Any, segment: int) -> None:
@@ -237,7 +274,7 @@ class Index:
                     self._remove(transaction, name, Place(number, offset, self._size_at(transaction, name)))
                 else:
                     transaction.delete(key, db=database)
-        transaction.delete(prefix, db=self._segments)
+        self._set(transaction, self._segments, prefix, None)
 
     def _size_at(self, transaction: Any, name: bytes) -> int:
         data = transaction.get(name, db=self._blocks)

@@ -17,10 +17,11 @@ from npu_kvconnector.tiers.durable.index import Batch, Index
 __all__ = ["is_readable", "main", "rewrite"]
 
 _LONGEST = 600  # seconds
+_NOT_WHOLE = 3
 
 
 def rewrite(old: Path, new: Path, map_size: int) -> bool:
-    """Write what is whole of one index to another, made by this; return whether the old one could be read."""
+    """Write one index to another, made by this; return whether the old one could be read and was whole."""
     return _run(str(old), str(new), str(map_size))
 
 
@@ -45,6 +46,8 @@ def main(arguments: list[str]) -> int:
     entries = {name: entry for name, entry in old.entries() if entry.place.segment in segments}
     batch = Batch(puts=entries, segments=segments, realms=old.realms(), meta=old.meta(), marks=old.marks())
     if len(arguments) > 1:
+        if not old.is_whole():
+            return _NOT_WHOLE
         new = Index(Path(arguments[1]), map_size=int(arguments[2]))
         new.commit(batch)
         new.close()

@@ -1,7 +1,8 @@
 """What a start does with the store it finds: prove the index, adopt the tail, clear away what a crash left.
 
 Only the tail is read, that is what was appended after the last transaction of the index. Where the index itself cannot
-be read it is set aside, and made again from the envelopes, of which then all are read, without their payloads.
+be read, or is not what that transaction left, it is set aside, and made again from the envelopes, of which then all are
+read, without their payloads.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def recover(folder: Path, store_id: bytes, *, map_size: int) -> Recovered:
 
 
 def _prove_index(folder: Path, map_size: int) -> tuple[Index, bool]:
-    """Return a new index with what is whole of the old one, and whether that could not be read."""
+    """Return a new index with what the old one has, and whether that was not whole."""
     building = folder / _BUILDING
     shutil.rmtree(building, ignore_errors=True)
     old = newest_index(folder)

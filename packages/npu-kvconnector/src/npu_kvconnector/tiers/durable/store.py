@@ -374,8 +374,10 @@ class DurableStore(StoreReader):
         if not (batch.puts or batch.forgets or batch.realms or uses):
             return
         try:
-            if batch.puts and self._active is not None:
-                self._active.sync()
+            if self._active is not None:
+                if batch.puts:
+                    self._active.sync()
+                # Of a new segment without blocks too: a start removes those below `next_segment` that are not named.
                 batch.segments[self._active.number] = self._active.used
             batch.meta = {"tick": self._tick, "next_segment": self._next_segment}
             self._index.commit(dataclasses.replace(batch, puts={**uses, **batch.puts}))
