@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return our arguments, and those of ``vllm serve`` that follow ``--plan --``."""
-    if "--plan" not in arguments or "--" not in arguments:
+    """Return our arguments, and those of ``vllm serve`` that follow ``--plan --`` and ``warm --``."""
+    if "--" not in arguments or not ("--plan" in arguments or arguments[0] == "warm"):
         return arguments, ()
     place = list(arguments).index("--")
     return arguments[:place], arguments[place + 1 :]
@@ -57,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     info = _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
     layers = "load MODEL (folder or name; default: the demo model) and show which implementation each layer runs"
     info.add_argument("--ops", nargs="?", const="", metavar="MODEL", help=layers)
+    what = "compile the Triton kernels of `vllm serve` with these arguments, into the cache: npu warm -- MODEL"
+    warm = _add(commands, "warm", what, _warm)
+    warm.add_argument(
+        "--ready-timeout", type=float, default=1800.0, help="seconds to wait for the server (default 1800)"
+    )
+    warm.usage = "npu warm [--json] [--ready-timeout SECONDS] -- MODEL [arguments of vllm serve]"
+    warm.set_defaults(parser=warm)
     return parser
 
 
@@ -91,6 +98,14 @@ def _info(options: argparse.Namespace) -> int:
     from npu_platform.info import run
 
     return run(as_json=options.json, model=options.ops)
+
+
+def _warm(options: argparse.Namespace) -> int:
+    if not options.served:
+        options.parser.error("it needs a model: npu warm -- MODEL [arguments of vllm serve]")
+    from npu_platform.triton.warm import run
+
+    return run(as_json=options.json, served=options.served, ready_timeout=options.ready_timeout)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,12 @@ def chose_v2_runner() -> bool:
     return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip() not in ("", "0")
 
 
+def select_triton_for_vllm() -> None:
+    """Make vLLM take its Triton kernels, by its V2 model runner, unless the user chose how, or that it should not."""
+    if not triton_for_vllm():
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
 def select_v1_runner() -> None:
     """Make vLLM choose its V1 model runner unless the user chose: with V2 a first start waits for a compiler."""
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")

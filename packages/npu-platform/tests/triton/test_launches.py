@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from npu_platform.errors import KernelCompilationError, KernelLaunchError
+from npu_platform.errors import KernelLaunchError
 
 
 @triton.jit
@@ -124,14 +124,6 @@ def test_processes_that_compile_the_same_kernel_at_once_share_one_cache(tmp_path
     assert [process.returncode for process in both] == [0, 0], said
     assert not list(tmp_path.rglob("*.part"))
     assert list((tmp_path / "npu").glob("*.so"))
-
-
-def test_without_a_compiler_one_sentence_says_what_to_do(monkeypatch):
-    from npu_platform.triton import build
-
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(KernelCompilationError, match="apt install g\\+\\+, or name one in CXX"):
-        build.compile_library("", "kernel", fused=True)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Server:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         *arguments: str,
         log: Path,
         name: str = "demo",

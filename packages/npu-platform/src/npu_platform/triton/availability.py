@@ -8,6 +8,12 @@ import logging
 import sys
 
 from npu_platform import config
+from npu_platform.triton import build
+
+_NO_COMPILER = (
+    "there is no C++ compiler (apt install g++, or name one in CXX), and no cache of kernels that `npu warm` has "
+    "filled for this processor"
+)
 
 
 def is_active() -> bool:
@@ -18,8 +24,8 @@ def is_active() -> bool:
     where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``.
     """
     if not _asked_by_vllm():
-        return _has_device() and _has_compiler()
-    return config.triton_for_vllm() and _is_platform() and _has_compiler()
+        return _has_device() and _has_kernels()
+    return config.triton_for_vllm() and _is_platform() and _has_kernels()
 
 
 @functools.cache
@@ -44,12 +50,10 @@ def _is_platform() -> bool:
 
 
 @functools.cache
-def _has_compiler() -> bool:
-    """Say whether there is a C++ compiler; the log says so, once, if not."""
-    if config.cxx_compiler() is None:
-        logging.getLogger("vllm.npu_platform.triton").warning(
-            "Triton kernels do not run on npu: no C++ compiler was found (apt install g++, or name one in CXX)."
-        )
+def _has_kernels() -> bool:
+    """Say whether there is a C++ compiler, or what one has compiled; the log says so, once, if not."""
+    if not build.is_ready():
+        logging.getLogger("vllm.npu_platform.triton").warning("Triton kernels do not run on npu: %s.", _NO_COMPILER)
         return False
     return True
 
@@ -58,9 +62,7 @@ def missing() -> str | None:
     """Return what is not there for Triton kernels, with the way to get it; None: nothing."""
     if importlib.util.find_spec("triton") is None:
         return 'Triton is not installed (pip install "npu-platform[triton]")'
-    if config.cxx_compiler() is None:
-        return "there is no C++ compiler (apt install g++, or name one in CXX)"
-    return None
+    return None if build.is_ready() else _NO_COMPILER
 
 
 def _asked_by_vllm() -> bool:

@@ -1,4 +1,7 @@
-"""Owns the C++ compiler: which it is, its flags, what libraries depend on, and loading them."""
+"""Owns the C++ compiler: which it is, its flags, what libraries depend on, and loading them.
+
+A cache that another process, or another machine, has filled needs none: it says which compiler filled it.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,26 @@ def compile_library(source: str, name: str, *, fused: bool) -> bytes:
 
     Raises KernelCompilationError where there is no compiler or it fails.
     """
+    compiler = config.cxx_compiler()
+    if compiler is None:
+        msg = (
+            f"The Triton kernel {name} is not in the cache ({cache_folder()}), and g++, which compiles kernels on "
+            "npu, was not found: apt install g++, or name one in CXX, or fill the cache where there is one, for the "
+            "same processor: npu warm -- MODEL."
+        )
+        raise KernelCompilationError(msg)
     with tempfile.TemporaryDirectory(prefix="npu_triton_") as folder:
         path, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         path.write_text(source)
         contraction = f"-ffp-contract={'fast' if fused else 'off'}"
-        command = [_compiler(), *_FLAGS, contraction, f"-I{HEADERS}", "-o", str(library), str(path), "-lm"]
+        command = [compiler, *_FLAGS, contraction, f"-I{HEADERS}", "-o", str(library), str(path), "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             kept = Path(tempfile.gettempdir()) / f"npu_triton_{name}.cpp"
             kept.write_text(source)
             msg = f"{command[0]} could not compile the Triton kernel {name}, kept as {kept}:\n{result.stderr[:4000]}"
             raise KernelCompilationError(msg)
+        _write_once(_record(), _version(compiler).encode())
         return library.read_bytes()
 
 
@@ -46,36 +58,67 @@ def load_library(content: bytes) -> ctypes.CDLL:
 
     A file that another process is writing is never seen: it gets its name when it is complete.
     """
+    path = own_folder() / f"{hashlib.sha256(content).hexdigest()}.so"
+    _write_once(path, content)
+    return ctypes.CDLL(str(path))
+
+
+def cache_folder() -> Path:
+    """Return the folder of Triton's cache, with a folder for each kernel."""
     from triton import knobs
 
-    folder = Path(knobs.cache.dir) / "npu"
-    path = folder / f"{hashlib.sha256(content).hexdigest()}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
-    return ctypes.CDLL(str(path))
+    return Path(knobs.cache.dir)
+
+
+def own_folder() -> Path:
+    """Return the folder in it that is the backend's own: libraries as they are loaded, and who compiled them."""
+    return cache_folder() / "npu"
+
+
+def is_ready() -> bool:
+    """Say whether kernels can run: there is a compiler, or one has filled the cache for this version and processor."""
+    return config.cxx_compiler() is not None or _record().exists()
 
 
 @functools.cache
 def toolchain() -> str:
-    """Return a hash of what a library depends on beside its source: compiler, flags, processor."""
-    compiler = config.cxx_compiler()
-    version = ""
-    if compiler is not None:
-        asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-        version = asked.stdout.partition("\n")[0]
-    parts = (str(compiler), version, *_FLAGS, _processor())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    """Return a hash of what a library depends on beside its source: generator, compiler, flags, processor.
+
+    Where there is no compiler, it is the one that filled the cache: what it made is found.
+    """
+    compiler, record = config.cxx_compiler(), _record()
+    made_by = _version(compiler) if compiler is not None else record.read_text() if record.exists() else ""
+    return hashlib.sha256(f"{_surroundings()}\n{made_by}".encode()).hexdigest()[:16]
 
 
-def _compiler() -> str:
-    compiler = config.cxx_compiler()
-    if compiler is None:
-        msg = "Triton kernels on npu are compiled by g++, which was not found: apt install g++, or name one in CXX."
-        raise KernelCompilationError(msg)
-    return compiler
+def _record() -> Path:
+    """Return the file that says which compiler has filled the cache for this version and processor."""
+    return own_folder() / f"compiler-{_surroundings()}.txt"
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    return asked.stdout.partition("\n")[0]
+
+
+@functools.cache
+def _surroundings() -> str:
+    """Return a hash of what a library depends on beside source and compiler: generator, headers, flags, processor."""
+    digest = hashlib.sha256("\n".join((*_FLAGS, _processor())).encode())
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".h"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:

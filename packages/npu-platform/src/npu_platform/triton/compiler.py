@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -60,7 +58,7 @@ class NPUBackend(BaseBackend):
         """Return what a library depends on beside source and options: generator, compiler, processor."""
         from npu_platform.triton import build
 
-        return f"npu-{_generator()}-{build.toolchain()}"
+        return f"npu-{build.toolchain()}"
 
     def parse_options(self, options: dict[str, Any]) -> NPUOptions:
         """Return the options of a launch; those that only GPUs have are accepted, and say nothing here."""
@@ -147,13 +145,3 @@ def _so(source: str, metadata: dict[str, Any], options: NPUOptions) -> bytes:
     from npu_platform.triton import build
 
     return build.compile_library(source, metadata["name"], fused=options.enable_fp_fusion)
-
-
-@functools.cache
-def _generator() -> str:
-    """Return a hash of the sources that generate, and of the headers."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*")):
-        if path.suffix in (".py", ".h"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
