@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from npu_platform.attention import registration
+from npu_platform.attention.backend import NPUMetadataBuilder
 from npu_platform.errors import UnsupportedFeatureError
 
 
@@ -31,3 +34,9 @@ def test_latent_attention_has_a_backend_of_its_own():
 def test_other_cache_formats_are_refused_by_name(changes):
     with pytest.raises(UnsupportedFeatureError, match="kv_cache_dtype"):
         registration.select_backend(None, selector(**changes))
+
+
+def test_attention_that_is_causal_for_some_requests_only_is_refused():
+    common = SimpleNamespace(causal=torch.tensor([True, False]))
+    with pytest.raises(UnsupportedFeatureError, match="causal for some requests of a batch only"):
+        NPUMetadataBuilder.build(SimpleNamespace(), 0, common)

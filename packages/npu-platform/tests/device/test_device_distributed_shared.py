@@ -283,15 +283,17 @@ assert (x == total).all() and x.shape == (5,) and (y == 10 * total).all() and y.
 
 
 def test_all_to_all_of_uneven_parts(ranks: Ranks) -> None:
-    """Rank r sends s + 1 of its elements to rank s."""
+    """Rank r sends s + 1 elements to rank s, each its own number."""
     ranks.run("""
-source = torch.full((size * (size + 1) // 2,), float(rank), device="npu")
+lengths = list(range(1, size + 1))
+source = 100.0 * rank + torch.arange(float(sum(lengths)), device="npu")
+mine = [[100.0 * r + sum(lengths[:rank]) + i for i in range(rank + 1)] for r in range(size)]
 out = torch.empty(size * (rank + 1), device="npu")
-dist.all_to_all_single(out, source, [rank + 1] * size, list(range(1, size + 1)))
-assert out.tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
+dist.all_to_all_single(out, source, [rank + 1] * size, lengths)
+assert out.tolist() == sum(mine, [])
 parts = [torch.empty(rank + 1, device="npu") for _ in range(size)]
-dist.all_to_all(parts, list(source.split(list(range(1, size + 1)))))
-assert [part.tolist() for part in parts] == [[float(r)] * (rank + 1) for r in range(size)]
+dist.all_to_all(parts, list(source.split(lengths)))
+assert [part.tolist() for part in parts] == mine
 """)
 
 
