@@ -66,6 +66,12 @@ def test_rates_cover_the_whole_span_and_are_none_without_a_denominator() -> None
     assert rates["draft_acceptance_rate"] is None
 
 
+def test_a_span_of_next_to_nothing_has_no_rate() -> None:
+    snapshot = Snapshot(start=0.0, end=8.9e-308, counters=Counter({"prompt_tokens": 17}))
+    assert snapshot.rates()["prompt_tokens_total_per_second"] is None
+    json.dumps(snapshot.to_dict(), allow_nan=False)
+
+
 @pytest.mark.parametrize(
     "data",
     [

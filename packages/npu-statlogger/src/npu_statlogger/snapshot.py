@@ -88,7 +88,7 @@ class Snapshot:
         return {engine: gauges[name][1] for engine, gauges in sorted(self.gauges.items()) if name in gauges}
 
     def rates(self) -> dict[str, float | None]:
-        """Return what follows from the counters; None where the denominator is 0.
+        """Return what follows from the counters; None where the denominator is 0, or next to it.
 
         Of the two rates of prompts, the computed one leaves out what a cache had: it is vLLM's "prompt throughput".
         """
@@ -183,4 +183,5 @@ def _keep_latest(gauges: dict[str, tuple[float, float]], others: dict[str, tuple
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
+    ratio = part / whole if whole > 0 else math.inf
+    return ratio if math.isfinite(ratio) else None  # no JSON holds what a span of next to nothing gives
