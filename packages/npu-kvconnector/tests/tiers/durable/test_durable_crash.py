@@ -125,7 +125,7 @@ def test_a_page_of_the_index_that_the_disk_lost_costs_no_block(
         shutil.rmtree(place)
     assert outcome.is_good, outcome
     assert outcome.rounds == losses
-    assert outcome.rebuilt > losses // 3  # others hold what is made anew in any case
+    assert outcome.rebuilt > losses // 10  # others hold what is made anew in any case
 
 
 @pytest.mark.parametrize(
