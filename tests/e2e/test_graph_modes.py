@@ -38,6 +38,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "none": ({"cudagraph_mode": "NONE"}, 0),
     "decode": ({"cudagraph_mode": "FULL_DECODE_ONLY"}, len(SIZES)),
     "eager-none": (EAGER | {"cudagraph_mode": "NONE"}, 0),
+    "eager-whole": (EAGER | {"cudagraph_mode": "FULL", "splitting_ops": []}, len(SIZES)),
     "eager-decode": (EAGER | {"cudagraph_mode": "FULL_DECODE_ONLY"}, len(SIZES)),
     "inductor-none": (INDUCTOR | {"cudagraph_mode": "NONE"}, 0),
     "inductor-pieces": (INDUCTOR | {"cudagraph_mode": "FULL_AND_PIECEWISE"}, (PIECES + 1) * len(SIZES)),

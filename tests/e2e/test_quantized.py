@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support import judges, quantized, truth
-from tests.support.engine_run import EngineRun, run_scenarios
+from tests.support.engine_run import EngineRun, run_engine, run_scenarios
 from tests.support.quantized import Rounding
 
 if TYPE_CHECKING:
@@ -186,9 +186,28 @@ def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.d
     assert run.tokens(0) == run.tokens(1)[:1]
     ran = {how.rpartition(", ")[0] for layer in ("ParallelLinear", "LMHead") for how in run.implementations(layer)}
     assert ran - {"npu_ops::linear", "npu_ops::linear, npu_ops::embedding"} == RUNS[name]
-    exact, rounded = (
-        judges.of_model(quantized.exact_model(checkpoints[name], kind)) for kind in (torch.float32, dtype)
-    )
-    errors = truth.of_logprobs(exact, rounded, [{"prompts": prompt} for prompt in PROMPTS], run.rounds[1])
+    assert_near(checkpoints[name], dtype, run.rounds[1])
+
+
+@pytest.mark.nightly
+def test_a_layer_that_is_left_out_of_what_is_made_online(tmp_path: Path) -> None:
+    left_out = r".*\.2\.self_attn\.o_proj"
+    others, none = rf"(?!{left_out}){quantized.ALL}", "none"
+    folder = quantized.online(tmp_path / "model", none, others, none, layers=others)
+    chosen = {
+        "quantization": "online",
+        "quantization_config": {"linear": "fp8_per_channel", "ignore": [f"re:{left_out}"]},
+    }
+    rounds = [{"prompts": PROMPTS, "sampling": SAMPLING}]
+    run = run_engine(tmp_path / "run", folder, rounds, dtype="bfloat16", **ENGINE, **chosen)
+    layers = run.implementations("ParallelLinear")
+    assert any(how.startswith("npu_ops::linear,") or how == "npu_ops::linear" for how in layers), layers
+    assert_near(folder, torch.bfloat16, run.rounds[0])
+
+
+def assert_near(folder: Path, dtype: torch.dtype, outputs: list[dict[str, Any]]) -> None:
+    """Assert that the engine is as near to the exact weights in float32 as transformers is in the engine's dtype."""
+    exact, rounded = (judges.of_model(quantized.exact_model(folder, kind)) for kind in (torch.float32, dtype))
+    errors = truth.of_logprobs(exact, rounded, [{"prompts": prompt} for prompt in PROMPTS], outputs)
     assert errors.theirs.square().mean() > (torch.finfo(dtype).eps / 4) ** 2  # noise that can be measured
     errors.assert_within(1.5)

@@ -60,7 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "synchronous-scheduling": {"async_scheduling": False},
     "block-128": {"block_size": 128},
-    "whole-prompts": {"max_num_batched_tokens": 512},
+    "whole-prompts": {"max_num_batched_tokens": 512, "enable_chunked_prefill": False},
     "many-at-once": MANY,
     "torch-sampler": {"additional_config": {"npu": {"sampler": "torch", "num_threads": 1}}},
 }

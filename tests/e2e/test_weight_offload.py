@@ -27,7 +27,12 @@ outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling,
 print("SAID " + json.dumps({"held": held, "tokens": [list(output.outputs[0].token_ids) for output in outputs]}))
 """
 WAYS: dict[str, dict[str, Any]] = {
-    "ahead": {"offload_group_size": 2, "offload_num_in_group": 1, "offload_prefetch_step": 1},
+    "ahead": {
+        "offload_backend": "prefetch",
+        "offload_group_size": 2,
+        "offload_num_in_group": 1,
+        "offload_prefetch_step": 1,
+    },
     "one kind of weights": {"offload_group_size": 2, "offload_params": ["gate_up_proj", "down_proj"]},
     "ahead, eager": {"offload_group_size": 2, "offload_prefetch_step": 1, "enforce_eager": True},
 }

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections import Counter
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import vllm.config
@@ -89,6 +90,19 @@ def test_what_works_has_a_test(test: str) -> None:
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("entry", TABLE["works"], ids=lambda entry: entry["test"])
+def test_what_works_is_tried_by_its_test(entry: dict[str, Any]) -> None:
+    """The test's file, or what it takes from tests/support, names each field, or that of EngineArgs which ends so."""
+    text = ROOT.joinpath(entry["test"].partition("::")[0]).read_text()
+    taken = re.findall(r"^from tests\.support(?:\.(\w+))? import (.+)$", text, re.MULTILINE)
+    names = {name for module, them in taken for name in ([module] if module else re.findall(r"\w+", them))}
+    text += "".join((ROOT / f"tests/support/{name}.py").read_text() for name in sorted(names))
+    unset, fields = set(entry.get("unset", ())), {field for name in entry if is_class(name) for field in entry[name]}
+    said = {field for field in fields if re.search(rf"\b{field}\b|--{field.replace('_', '-')}\b", text)}
+    missing = {field for field in fields - said if not any(name.endswith(f"_{field}") for name in said)}
+    assert missing == unset
 
 
 def test_the_page_is_current() -> None:

@@ -109,13 +109,15 @@ def of_recordings(folder: Path, dtype: torch.dtype = torch.float32) -> Judge:
     return torch.inference_mode()(judge)
 
 
-def embedder(folder: Path, dtype: torch.dtype = torch.float32) -> Embedder:
-    """Return the encoder's embedding of a prompt: the first token's, of length 1."""
+def embedder(folder: Path, dtype: torch.dtype = torch.float32, pool: str = "first") -> Embedder:
+    """Return the encoder's embedding of a prompt: the first or last token's, of length 1, or the mean as it is."""
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
 
     def embed(request: dict[str, Any]) -> torch.Tensor:
-        first = model(torch.tensor([request["prompts"]])).last_hidden_state[0, 0]
-        return torch.nn.functional.normalize(first.float(), dim=0)
+        tokens = model(torch.tensor([request["prompts"]])).last_hidden_state[0].float()
+        if pool == "mean":
+            return tokens.mean(0)
+        return torch.nn.functional.normalize(tokens[0 if pool == "first" else -1], dim=0)
 
     return torch.inference_mode()(embed)
 
