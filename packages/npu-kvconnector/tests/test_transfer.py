@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_kvconnector.errors import TransferError
-from npu_kvconnector.transfer import Lane, Pairs, Run, join_runs, plan_pairs
+from npu_kvconnector.transfer import Lane, Pace, Pairs, Run, join_runs, plan_pairs
 
 BLOCKS = 12
 
@@ -105,3 +105,24 @@ def test_a_lane_with_little_time_issues_a_piece_a_call_in_order() -> None:
     lane.wait({1})
     assert issued == list(range(8))
     assert [(job.job_id, job.num_bytes) for job in lane.take_finished()] == [(1, 4), (2, 4)]
+
+
+def test_copies_take_a_share_of_a_step_and_more_where_nobody_waits() -> None:
+    now = [10.0]
+    pace = Pace(lambda: now[0])
+    assert pace.begin_step(0.0, is_idle=False) == 0.002  # the first
+    now[0] += 0.022
+    assert pace.begin_step(0.002, is_idle=False) == pytest.approx(0.001)  # of the 20 ms that were not copies
+    now[0] += 3.0
+    assert pace.begin_step(0.0, is_idle=False) == 0.002  # after a long prompt
+    now[0] += 0.022
+    assert pace.begin_step(0.03, is_idle=False) == 0.0
+    assert pace.begin_step(0.0, is_idle=True) == 0.02
+
+
+def test_a_lane_tells_what_it_has_spent() -> None:
+    lane = Lane(torch.device("cpu"))
+    assert lane.take_spent() == 0.0
+    lane.submit(1, lambda: iter([4]))
+    assert lane.take_spent() > 0.0
+    assert lane.take_spent() == 0.0

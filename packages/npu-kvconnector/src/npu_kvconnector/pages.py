@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "WHOLE", "Axis", "PageMap", "Stack", "stack_up"]
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 4 << 20
 """Of one copy: a device without strided copies to the host stages it in its own memory, and a step waits for it."""
 
 _WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}

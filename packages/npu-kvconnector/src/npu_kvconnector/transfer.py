@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Lane", "Pairs", "Run", "Transfer", "join_runs", "plan_pairs"]
+__all__ = ["Lane", "Pace", "Pairs", "Run", "Transfer", "join_runs", "plan_pairs"]
+
+_SHARE = 0.05
+_MOST_SECONDS = 0.002
+"""The next step may be shorter than the last."""
+_IDLE_SECONDS = 0.02
+"""A request that comes meanwhile waits as long."""
 
 
 class Pairs(NamedTuple):
@@ -123,6 +129,28 @@ class Transfer:
         return True
 
 
+class Pace:
+    """How long loads may be copied in a step, so that other requests hardly notice: a share of what the step takes."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start before the first step; ``clock`` is for tests."""
+        self._clock = clock
+        self._began = -math.inf
+
+    def begin_step(self, spent: float, *, is_idle: bool) -> float:
+        """Return the seconds for each call that copies in the step that begins now.
+
+        Args:
+            spent: seconds that copies took since the last step began.
+            is_idle: whether no request is computed in the step.
+        """
+        now = self._clock()
+        seconds, self._began = now - self._began - spent, now
+        if is_idle:
+            return _IDLE_SECONDS
+        return min(max(_SHARE * seconds, 0.0), _MOST_SECONDS)
+
+
 class Lane:
     """Transfers in one direction, done in the order of their submission.
 
@@ -131,14 +159,15 @@ class Lane:
 
     Note [Pieces of a step]. Where a device copies at once (a host, a software NPU), whoever submits waits for the copy,
     and so do all requests of the step: 1 GB is 70 ms. So only as much is issued in one call as takes ``seconds``, and
-    the rest in the steps to come. A device that copies by itself takes all of it at the first call.
+    the rest in the steps to come; see :class:`Pace`. A device that copies by itself takes all of it at the first call.
     """
 
     def __init__(self, device: torch.device, *, seconds: float = math.inf) -> None:
         """Open the lane to ``device``; ``submit`` and ``take_finished`` issue copies for so many seconds each."""
+        self.seconds = seconds
+        self._spent = 0.0
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._device = device
-        self._seconds = seconds
         has_streams = accelerator is not None and accelerator.type == device.type
         self._stream = torch.Stream(device=device) if has_streams else None
         self._transfers: collections.deque[Transfer] = collections.deque()
@@ -151,11 +180,11 @@ class Lane:
     def submit(self, job_id: int, copy: Callable[[], Iterator[int]]) -> None:
         """Start a job; ``copy`` issues its copies and gives the bytes of each. What it raises is the job's error."""
         self._transfers.append(Transfer(job_id, copy()))
-        self._go_on(self._seconds)
+        self._go_on(self.seconds)
 
     def take_finished(self) -> list[Transfer]:
         """Return the jobs done since the last call, oldest first; see Note [Pieces of a step]."""
-        self._go_on(self._seconds)
+        self._go_on(self.seconds)
         finished = []
         while self._transfers and self._transfers[0].is_done():
             finished.append(self._transfers.popleft())
@@ -172,9 +201,18 @@ class Lane:
                 except RuntimeError as error:  # the device failed while it copied
                     transfer.error = transfer.error or error
 
+    def take_spent(self) -> float:
+        """Return the seconds that issuing copies took since the last call."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
     def _go_on(self, seconds: float) -> None:
         """Issue copies for so long, the oldest job's first."""
-        until = time.perf_counter() + seconds
+        began = time.perf_counter()
+        self._issue_until(began + seconds)
+        self._spent += time.perf_counter() - began
+
+    def _issue_until(self, until: float) -> None:
         for transfer in self._transfers:
             if transfer.pieces is None:
                 continue

@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
 from npu_kvconnector.errors import TransferError
 from npu_kvconnector.pages import Axis, PageMap, Stack, stack_up
-from npu_kvconnector.transfer import Lane, Pairs, join_runs, plan_pairs
+from npu_kvconnector.transfer import Lane, Pace, Pairs, join_runs, plan_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +32,6 @@ logger = init_logger("vllm.npu_kvconnector")
 
 MOST_PENDING_STORES = 1 << 30
 """Bytes on their way to the host; further stores fail, which is a later miss, instead of piling up on the device."""
-
-LOAD_SECONDS = 0.002
-"""How long loads may be copied at the start of a step, and again at its end; what is left is for the next step."""
 
 
 class HostTierWorker(OffloadingWorker):
@@ -62,7 +59,7 @@ class HostTierWorker(OffloadingWorker):
             for refs in kv_caches.group_data_refs
         ]
         device = tensors[0].device
-        self._stores, self._loads = Lane(device), Lane(device, seconds=LOAD_SECONDS)
+        self._stores, self._loads, self._pace = Lane(device), Lane(device), Pace()
         logger.info(
             "Host tier for %s: %d chunks of %d blocks, %.2f GiB; one copy moves a run of blocks of %s layers",
             device,
@@ -74,6 +71,10 @@ class HostTierWorker(OffloadingWorker):
                 for refs, stacks in zip(kv_caches.group_data_refs, self._stacks, strict=True)
             ],
         )
+
+    def begin_step(self, *, is_idle: bool) -> None:
+        """Begin a step, which computes nothing where it is idle; how long loads may be copied in it follows."""
+        self._loads.seconds = self._pace.begin_step(self._loads.take_spent(), is_idle=is_idle)
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Start copying device blocks to host chunks; what cannot be done is told by `get_finished`."""

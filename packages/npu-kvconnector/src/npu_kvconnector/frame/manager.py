@@ -50,6 +50,13 @@ class HostTier(CPUPrimaryTierOffloadingManager):
         if store_threshold >= 2:
             self.counts = collections.OrderedDict()
         self.prepare_write = self._prepare_promotion
+        self.arrivals = 0
+        """How often chunks came in, or were found not to."""
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """Make chunks loadable, or forget them."""
+        self.arrivals += 1
+        super().complete_store(keys, req_context, success)
 
     def drop(self, keys: Collection[OffloadKey]) -> None:
         """Forget chunks that nobody reads or writes."""
@@ -95,6 +102,13 @@ class TierManager(TieringOffloadingManager):
         self._own_stats = OffloadingConnectorStats()
         self.is_held = False
         """Whether chunks must not be filled from the tiers behind yet: the scheduler says so after a reset."""
+        self.has_to_ask = False
+        """Whether a tier was asked that has not answered yet; for who sets it to False before."""
+
+    @property
+    def arrivals(self) -> int:
+        """How often chunks of the host tier came in, or were found not to."""
+        return self._host.arrivals
 
     def note_failure(self, keys: Collection[OffloadKey], request: str, *, is_store: bool) -> None:
         """Take note of a job between device and host that failed on some worker; its end is told later."""
@@ -111,8 +125,10 @@ class TierManager(TieringOffloadingManager):
         if req_context.req_id in self._without_tiers:
             return LookupResult.MISS
         if self.is_held:
+            self.has_to_ask = True
             return LookupResult.RETRY
         result = super().lookup(key, req_context, exclude_tier_idx=exclude_tier_idx)
+        self.has_to_ask |= result is LookupResult.RETRY
         if result is LookupResult.HIT_PENDING and any(tier.is_overdue(key) for tier in self._tiers):
             return LookupResult.MISS
         return result

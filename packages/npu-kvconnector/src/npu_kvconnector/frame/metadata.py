@@ -1,16 +1,27 @@
-"""What a worker tells the scheduler after a step: vLLM's, and which jobs have failed."""
+"""What the scheduler tells workers before a step and they tell it after one: vLLM's, and what vLLM leaves out."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, cast
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
-__all__ = ["JobsMetadata"]
+__all__ = ["JobsMetadata", "StepMetadata"]
+
+
+@dataclasses.dataclass
+class StepMetadata(OffloadingConnectorMetadata):
+    """The transfers of a step."""
+
+    is_idle: bool = False
+    """Whether no tokens are computed in it, so that no request waits for what is copied but those it is copied for."""
 
 
 @dataclasses.dataclass

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 
-from npu_kvconnector.frame.metadata import JobsMetadata
+from npu_kvconnector.frame.metadata import JobsMetadata, StepMetadata
+from npu_kvconnector.worker import HostTierWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,6 +33,8 @@ class RecoveringWorker(OffloadingConnectorWorker):
 
     def start_kv_transfers(self, metadata: OffloadingConnectorMetadata) -> None:
         """Start this step's loads and the stores of the last one."""
+        if isinstance(self.worker, HostTierWorker):
+            self.worker.begin_step(is_idle=isinstance(metadata, StepMetadata) and metadata.is_idle)
         for job_id, job in metadata.load_jobs.items():
             self._blocks_of_load[job_id] = set(job.dst_spec.block_ids.tolist())
         super().start_kv_transfers(metadata)

