@@ -3,17 +3,23 @@
 ``ForkServer`` is for tests; the module's main is the process that forks: ``python forks.py SOCKET MODULE...``. A fork is
 as good as a fresh process for whatever is read or made after the imports: environment, devices, threads, files. It ends
 with its exit handlers, but does not take the interpreter apart, which would cost torch a second.
+
+The workers of a run of pytest share a server to which they give the same name: the first one makes it, and it ends when
+the last one has hung up.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -27,24 +33,30 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["Fork", "ForkServer"]
 
 LIMIT = 1 << 20  # bytes of a request or reply
+RUN = "PYTEST_XDIST_TESTRUNUID"
+"""Names the run, in its workers."""
+_shared: list[subprocess.Popen[bytes]] = []
 
 
 class ForkServer:
-    """A process that has imported `modules` with exactly the environment `environ`; ends with its owner.
+    """A process that has imported `modules` with exactly the environment `environ`; ends with its owners.
 
-    Its methods may be called from several threads.
+    With a `name`, workers of a run of pytest share it; all of them must ask for the same. Its methods may be called from
+    several threads.
     """
 
-    def __init__(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno()), *modules]
-        self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        theirs.close()
+    def __init__(self, *modules: str, environ: Mapping[str, str] | None = None, name: str | None = None) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if name is not None and RUN in os.environ:
+            self._socket = _join(f"{os.environ[RUN]} {name}", modules, environ)
+        else:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._process = _start(theirs, modules, environ)
         self._turn = threading.Lock()  # a request and its reply belong together
         weakref.finalize(self, _end, self._socket, self._process)
 
@@ -95,7 +107,7 @@ class ForkServer:
     def _reply(self) -> bytes:
         reply = self._socket.recv(LIMIT)
         if not reply:
-            msg = f"the server of forks is gone, with status {self._process.wait()}"
+            msg = f"the server of forks is gone, with status {self._process and self._process.wait()}"
             raise RuntimeError(msg)
         return reply
 
@@ -137,27 +149,83 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
 
-def serve(control: socket.socket) -> None:
-    """Answer requests until the owner hangs up."""
-    while True:
-        request, files, _, _ = socket.recv_fds(control, LIMIT, 3)
-        if not request:
-            return
-        asked = json.loads(request)
-        if "wait" in asked:
-            _, status = os.waitpid(asked["wait"], 0)
-            control.send(str(os.waitstatus_to_exitcode(status)).encode())
-        elif pid := os.fork():
-            for file in files:
-                os.close(file)
-            control.send(str(pid).encode())
-        else:
-            control.close()
-            status = 1
-            try:
-                status = _run(files, **asked)
-            finally:
-                os._exit(status)
+def serve(first: socket.socket) -> None:
+    """Answer requests of an owner, or of all that come to a listening socket, until the last one hangs up."""
+    with selectors.DefaultSelector() as owners:
+        owners.register(first, selectors.EVENT_READ)
+        is_shared = bool(first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        while True:
+            for key, _ in owners.select():
+                owner: Any = key.fileobj
+                if is_shared and owner is first:
+                    owners.register(first.accept()[0], selectors.EVENT_READ)
+                elif not _answer(owner, owners):
+                    owners.unregister(owner)
+                    owner.close()
+                    if len(owners.get_map()) == is_shared:
+                        if is_shared:
+                            Path(first.getsockname()).unlink(missing_ok=True)
+                        return
+
+
+def _answer(owner: socket.socket, owners: selectors.BaseSelector) -> bool:
+    """Answer a request of an owner; return False where it has hung up."""
+    request, files, _, _ = socket.recv_fds(owner, LIMIT, 3)
+    if not request:
+        return False
+    asked = json.loads(request)
+    if "wait" in asked:
+        _, status = os.waitpid(asked["wait"], 0)
+        owner.send(str(os.waitstatus_to_exitcode(status)).encode())
+    elif pid := os.fork():
+        for file in files:
+            os.close(file)
+        owner.send(str(pid).encode())
+    else:
+        for key in [*owners.get_map().values()]:
+            key.fileobj.close()  # type: ignore[union-attr]
+        owners.close()
+        status = 1
+        try:
+            status = _run(files, **asked)
+        finally:
+            os._exit(status)
+    return True
+
+
+def _start(
+    theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, str(theirs.fileno()), *modules]
+    started = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+    theirs.close()
+    return started
+
+
+def _join(name: str, modules: tuple[str, ...], environ: Mapping[str, str] | None) -> socket.socket:
+    """Connect to the server of that name, or start it."""
+    folder = Path(tempfile.gettempdir(), f"npu-forks-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+    with _lock(folder / "lock"):
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours.connect(str(address))
+        except OSError:  # there is none yet, or it has ended
+            address.unlink(missing_ok=True)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listening.bind(str(address))
+            listening.listen()
+            ours.connect(str(address))
+            _shared.append(_start(listening, modules, environ))
+    return ours
+
+
+@contextlib.contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _run(files: list[int], program: str, arguments: list[str], environ: dict[str, str], new_session: bool) -> int:
@@ -188,16 +256,19 @@ def _run(files: list[int], program: str, arguments: list[str], environ: dict[str
     return status
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _end(control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
     control.close()
-    process.wait()
+    if process is not None:
+        process.wait()
 
 
 if __name__ == "__main__":
+    gc.disable()  # all that is imported stays
     for module in sys.argv[2:]:
         importlib.import_module(module)
     with contextlib.suppress(ImportError):
         # looks for the place of a process's title, which it would not find once the environment is another
         importlib.import_module("setproctitle").getproctitle()
     gc.freeze()  # a fork that looked through it all would copy it
+    gc.enable()
     serve(socket.socket(fileno=int(sys.argv[1])))

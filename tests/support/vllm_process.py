@@ -1,4 +1,4 @@
-"""Runs programs in processes that have imported vLLM: forks of one that each pytest process keeps."""
+"""Runs programs in processes that have imported vLLM: forks of one that a run of pytest keeps."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def _early(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _server(early: tuple[tuple[str, str], ...]) -> ForkServer:
-    return ForkServer(*IMPORTS, *SERVING, environ=os.environ | PASSIVE | dict(early))
+    return ForkServer(*IMPORTS, *SERVING, environ=os.environ | PASSIVE | dict(early), name=f"vllm {early}")

@@ -19,7 +19,7 @@ VECTORS = "using V = float __attribute__((vector_size(64))); void f(V* a, V* b) 
 
 @functools.cache
 def torch_is_imported():
-    return ForkServer("torch", environ=os.environ)
+    return ForkServer("torch", environ=os.environ, name="npu-ops")
 
 
 def run(code, **environment):

@@ -39,7 +39,7 @@ print(json.dumps({{"activate": decision.activate, "reason": decision.reason, "re
 
 @functools.cache
 def torch_is_imported() -> ForkServer:
-    return ForkServer("torch", environ=os.environ)
+    return ForkServer("torch", environ=os.environ, name="activation")
 
 
 FAKE_VERSION = """

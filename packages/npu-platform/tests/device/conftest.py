@@ -37,7 +37,7 @@ def run_fresh_python() -> RunPython:
 @pytest.fixture(scope="session")
 def run_python() -> RunPython:
     """Do as run_fresh_python, without the 3 seconds: the environment is there before the first use, after the import."""
-    server = ForkServer("torch", environ=INHERITED)
+    server = ForkServer("torch", environ=INHERITED, name="device")
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return server.run(program, environ=INHERITED | environment)

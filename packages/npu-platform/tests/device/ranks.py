@@ -127,7 +127,7 @@ class Ranks:
 
 @cache
 def _server() -> ForkServer:
-    return ForkServer("torch", "torch.distributed", environ=_environ())
+    return ForkServer("torch", "torch.distributed", environ=_environ(), name="ranks")
 
 
 def _environ() -> dict[str, str]:

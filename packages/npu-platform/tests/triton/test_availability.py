@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.vllm_process import run_program
 
 ASKED = """
 import torch
@@ -18,8 +16,6 @@ print(HAS_TRITON, torch.npu.is_initialized())
 
 @pytest.mark.parametrize(("environ", "has_triton"), [({"VLLM_USE_V2_MODEL_RUNNER": "1"}, True), ({}, False)])
 def test_importing_vllm_opens_no_device(environ: dict[str, str], has_triton: bool) -> None:
-    """A worker that is forked afterwards chooses its devices."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED], env=os.environ | environ, capture_output=True, text=True, check=False
-    )
+    """A worker that is forked afterwards chooses its devices: this is a fork of a process that imported it."""
+    done = run_program(ASKED, **environ)
     assert done.stdout.split()[-2:] == [str(has_triton), "False"], done.stderr[-2000:]
