@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from vllm.v1.watermarking import GumbelWatermarkDetector
 
 from tests.support import models
 from tests.support.engine_run import run_engine
-from tests.support.transformers_reference import assert_greedy, load
+from tests.support.transformers_reference import assert_greedy, load, next_token_logprobs
+from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +24,7 @@ NEW = 24
 GREEDY = {"temperature": 0.0, "max_tokens": NEW, "ignore_eos": True}
 PROMPTS = models.prompt_token_ids([1, 15, 17, 40, 100, 130])
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+PARALLEL = {"pipeline_parallel_size", "tensor_parallel_size"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -40,7 +45,24 @@ CASES: dict[str, dict[str, Any]] = {
         "kv_cache_memory_bytes": None,
     },
     "stages, asynchronously": {"pipeline_parallel_size": 2, "async_scheduling": True},
+    "ranks": {"tensor_parallel_size": 2},
 }
+KEY = 7
+PROGRAM = """
+import json, sys
+from vllm import LLM, SamplingParams
+folder, engine, prompts, trace, every = map(json.loads, sys.argv[1:])
+llm = LLM(folder, skip_tokenizer_init=True, return_sampling_mask=True, enable_trace_replay=True,
+          logprobs_mode="processed_logprobs", **engine)
+shared = {"max_tokens": len(trace), "ignore_eos": True, "detokenize": False}
+kinds = [SamplingParams(temperature=1.0, top_k=5, seed=3, **shared),
+         SamplingParams(temperature=1.0, top_k=every, logprobs=0, trace_decode_token_ids=trace, **shared)]
+for sampling in kinds:
+    for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False):
+        one = output.outputs[0]
+        chances = [step[token].logprob for step, token in zip(one.logprobs or [], one.token_ids)]
+        print("SAID " + json.dumps([list(one.token_ids), one.sampling_mask.token_ids, chances]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_those_of_transformers(name: str, model: Path, tmp_path: Path) -> None:
-    environ = V2 | ({"NPU_SIMULATOR_DEVICES": "2"} if "pipeline_parallel_size" in CASES[name] else {})
+    environ = V2 | ({"NPU_SIMULATOR_DEVICES": "2"} if CASES[name].keys() & PARALLEL else {})
     run = run_engine(tmp_path, model, [{"prompts": PROMPTS, "sampling": GREEDY}] * 2, environ, **ENGINE | CASES[name])
     assert run.platform == "npu"
     assert "npu runs vLLM's V2 model runner" in run.log
@@ -58,3 +80,51 @@ def test_greedy_tokens_are_those_of_transformers(name: str, model: Path, tmp_pat
         for prompt, output in zip(PROMPTS, tokens, strict=True):
             assert len(output) == NEW
             assert_greedy(load(model), prompt, output)
+
+
+def test_a_users_own_processor(model: Path, tmp_path: Path) -> None:
+    """Requests that it is for share the batch with others."""
+    few = GREEDY | {"extra_args": {"few_tokens": 64}}
+    rounds = [{"prompts": PROMPTS, "sampling": [GREEDY, few] * 3}]
+    run = run_engine(tmp_path, model, rounds, V2, **ENGINE, logits_processors=["tests.support.few_tokens_v2:FewTokens"])
+    for index, (prompt, output) in enumerate(zip(PROMPTS, run.tokens(0), strict=True)):
+        if index % 2:
+            assert max(output) < 64
+        else:
+            assert_greedy(load(model), prompt, output)
+
+
+def test_a_watermark_is_found_with_its_key_alone(model: Path, tmp_path: Path) -> None:
+    from vllm.v1.watermarking import GumbelWatermarkDetector
+
+    sampling = {"temperature": 1.0, "max_tokens": 100, "ignore_eos": True, "seed": 1}
+    rounds = [{"prompts": PROMPTS, "sampling": [sampling, sampling | {"watermarking": False}] * 3}]
+    run = run_engine(tmp_path, model, rounds, V2, **ENGINE, watermark_config={"key": KEY})
+    for index, output in enumerate(run.tokens(0)):
+        found = [GumbelWatermarkDetector(key, p_value_threshold=1e-4).detect(output) for key in (KEY, KEY + 1)]
+        assert [each.is_watermarked for each in found] == [index % 2 == 0, False]
+
+
+def test_watermarks_are_found_with_their_key_and_no_other(model: Path, tmp_path: Path) -> None:
+    """By vLLM's own detector, which computes on the host."""
+    sampling = {"temperature": 1.0, "max_tokens": 100, "ignore_eos": True}
+    engine = ENGINE | {"watermark_config": {"key": 7}}
+    run = run_engine(tmp_path, model, [{"prompts": PROMPTS, "sampling": sampling}], V2, **engine)
+    for tokens in run.tokens(0):
+        assert GumbelWatermarkDetector(7, p_value_threshold=1e-6).detect(tokens).is_watermarked
+        assert not GumbelWatermarkDetector(8, p_value_threshold=1e-6).detect(tokens).is_watermarked
+
+
+def test_masks_of_what_could_be_sampled_and_the_replay_of_a_trace(model: Path) -> None:
+    trace = models.prompt_token_ids([12], seed=9)[0]
+    arguments = [str(model), ENGINE, PROMPTS, trace, models.VOCABULARY]
+    done = run_program(PROGRAM, *map(json.dumps, arguments), VLLM_ENABLE_V1_MULTIPROCESSING="0", **V2)
+    said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
+    sampled, replayed = said[: len(PROMPTS)], said[len(PROMPTS) :]
+    assert len(replayed) == len(PROMPTS), done.stderr[-3000:]
+    for tokens, masks, _ in sampled:
+        assert all(token in mask and len(mask) == 5 for token, mask in zip(tokens, masks, strict=True))
+    for prompt, (tokens, _, chances) in zip(PROMPTS, replayed, strict=True):
+        assert tokens == trace
+        expected = next_token_logprobs(load(model), prompt, trace)[range(len(trace)), trace]
+        torch.testing.assert_close(torch.tensor(chances), expected, atol=1e-4, rtol=0)
