@@ -39,6 +39,7 @@ SENTENCES = ROOT / "packages/npu-platform/src/npu_platform/unsupported.py"
 ELSEWHERE = {
     "Speculation by 'ngram' needs numba": "packages/npu-platform/tests/test_features.py",
     "FLy and quantised heads": "packages/npu-platform/tests/test_features.py, since they are of vLLM 0.33",
+    "One kernel a layer": "packages/npu-platform/tests/test_features.py, since it is of vLLM 0.33",
     "Heads of the kind": "no such head is small enough to be made here",
     "This device has no graphs": "packages/npu-platform/tests/test_capabilities.py",
     "This device runs compiled models only": "packages/npu-platform/tests/test_capabilities.py",

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 
 from tests.support import settings_page
 from tests.support.environments import ROOT
-from tests.support.settings_page import TABLE, is_class
+from tests.support.settings_page import TABLE, entries, is_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def own_fields(cls: type) -> list[str]:
 
 def decided() -> Iterator[str]:
     for kind in ("works", "refused", "host"):
-        for entry in TABLE[kind]:
+        for entry in entries(kind):
             yield from (f"{name}.{field}" for name in entry if is_class(name) for field in entry[name])
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads((ROOT / "tests/integration/settings.toml").read_text())
+NEXT: dict[str, list[dict[str, Any]]] = tomllib.loads((ROOT / "tests/integration/settings_next.toml").read_text())
+"""What vLLM 0.33 alone has; the page is of 0.32."""
 
 _HEAD = """# Settings of vLLM
 
@@ -46,7 +48,14 @@ def is_class(key: str) -> bool:
 
 def refused() -> dict[str, dict[str, Any]]:
     """Return what is refused, each by the arguments that ask for it."""
-    return {json.dumps(entry["given"]): entry for entry in TABLE["refused"]}
+    return {json.dumps(entry["given"]): entry for entry in entries("refused")}
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Return the entries of a kind, with those of vLLM 0.33 where it is that."""
+    import vllm.config
+
+    return TABLE[kind] + (NEXT.get(kind, []) if hasattr(vllm.config, "WatchdogConfig") else [])
 
 
 def text() -> str:

@@ -60,6 +60,14 @@ def test_what_only_vllm_0_33_has_is_refused(more):
     ]
 
 
+def test_one_kernel_a_layer_is_refused_where_vllm_has_it():
+    """Of vLLM 0.33 as well."""
+    kernels = SimpleNamespace(linear_backend="auto", linear_backend_per_quant={})
+    assert list(unsupported._kernels(kernels)) == []
+    kernels.monokernel = True
+    assert list(unsupported._kernels(kernels)) == ["One kernel a layer runs on AMD GPUs only: leave out --monokernel."]
+
+
 def test_lookup_of_drafts_needs_numba(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert list(unsupported._speculation(asked_for())) == [

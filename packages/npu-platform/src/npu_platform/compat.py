@@ -211,6 +211,11 @@ def quantises_heads_of_drafters(speculation: Any) -> bool:
     return getattr(speculation, "draft_lm_head_quantization", None) is not None
 
 
+def wants_one_kernel_a_layer(kernels: Any) -> bool:
+    """Whether the configuration of `kernels` asks for that. Why: a setting of vLLM 0.33. Versions: 0.32 has it not."""
+    return getattr(kernels, "monokernel", False)
+
+
 def engine_arguments_in_progress() -> Any | None:
     """Return the ``EngineArgs`` whose ``create_engine_config`` is running in this thread, or None.
 

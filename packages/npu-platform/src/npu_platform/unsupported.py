@@ -19,7 +19,15 @@ from npu_platform import capabilities, compat, config, triton_models
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig, LoRAConfig, ModelConfig, MultiModalConfig, SpeculativeConfig, VllmConfig
+    from vllm.config import (
+        KernelConfig,
+        KVTransferConfig,
+        LoRAConfig,
+        ModelConfig,
+        MultiModalConfig,
+        SpeculativeConfig,
+        VllmConfig,
+    )
 
 __all__ = ["limits_of_the_device", "needs_gpu", "refusals"]
 
@@ -220,15 +228,20 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Prefixes are matched in whole blocks on npu: leave out --prefix-match-unit."
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "Layers that share a KV cache compute whole prompts on npu: leave out --kv-sharing-fast-prefill."
-    kernels = vllm_config.kernel_config
-    if kernels.linear_backend != "auto" or kernels.linear_backend_per_quant:
-        yield "Linear layers are computed by npu-ops or torch: leave out --linear-backend and linear_backend_per_quant."
+    yield from _kernels(vllm_config.kernel_config)
     if vllm_config.profiler_config.profiler not in (None, "torch"):
         yield "On npu there is torch's profiler: set profiler to torch in --profiler-config."
     if vllm_config.observability_config.enable_layerwise_nvtx_tracing:
         yield "NVTX is a part of CUDA: leave out --enable-layerwise-nvtx-tracing."
     yield from _attention(vllm_config)
     yield from _compilation(vllm_config)
+
+
+def _kernels(kernels: KernelConfig) -> Iterator[str]:
+    if kernels.linear_backend != "auto" or kernels.linear_backend_per_quant:
+        yield "Linear layers are computed by npu-ops or torch: leave out --linear-backend and linear_backend_per_quant."
+    if compat.wants_one_kernel_a_layer(kernels):
+        yield "One kernel a layer runs on AMD GPUs only: leave out --monokernel."
 
 
 def _v2_runner(vllm_config: VllmConfig) -> Iterator[str]:
