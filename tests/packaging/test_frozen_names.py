@@ -36,7 +36,7 @@ NO_VARIABLES = {"NPU_PAGED", "NPU_MLA"}
 """Other names in capitals: an attention backend."""
 
 SETTINGS = {
-    "npu_platform.config.NPUConfig": {"num_threads", "sampler", "sleep_folder"},
+    "npu_platform.config.NPUConfig": {"num_threads", "sampler", "sleep_folder", "stopped_seconds"},
     "npu_kvconnector.config.OffloadConfig": {
         "cpu_bytes_to_use",
         "blocks_per_chunk",

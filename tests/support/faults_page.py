@@ -35,7 +35,7 @@ class Fault:
 # One launch for each of three layers of a step: by then all clients have got some of their 1,900 tokens.
 _ATTENTION = "kernel=npu_ops::paged_attention"
 _TWO = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "1GiB"}
-_IMPATIENT = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "5"}
+_ENDED = "was stopped 5 s ago: it is ended, and with it its engine"
 _TIME = ("--shutdown-timeout", "10")
 FAULTS: dict[str, Fault] = {
     "kernel": Fault(
@@ -77,20 +77,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "rank-stopped": Fault(
         "a tensor-parallel rank is stopped (SIGSTOP)",
-        "RPC call to sample_tokens timed out",
+        _ENDED,
         kill="Worker_TP1",
         signal=signal.SIGSTOP,
         arguments=("--tensor-parallel-size", "2"),
-        environ=_TWO | _IMPATIENT,
+        environ=_TWO,
     ),
     "stage-stopped": Fault(
         "a pipeline stage is stopped (SIGSTOP)",
-        "RPC call to sample_tokens timed out",
+        _ENDED,
         kill="Worker_PP1",
         signal=signal.SIGSTOP,
         arguments=("--pipeline-parallel-size", "2"),
-        environ=_TWO | _IMPATIENT,
+        environ=_TWO,
     ),
+    "engine-stopped": Fault("the engine is stopped (SIGSTOP)", _ENDED, kill="EngineCore", signal=signal.SIGSTOP),
 }
 
 _HEAD = f"""# When something fails

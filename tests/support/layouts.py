@@ -87,7 +87,6 @@ REFUSED: dict[tuple[str, str], str] = {
     (".*PP 2", "states"): "Workers disagree on supported KV cache layouts",
     ("EP over TP 2, DP 2", "latent attention"): "latent attention and experts are on ranks of both kinds",
     (".*DCP 2", "draft model"): "The cache of what drafts is not shared out among context-parallel ranks",
-    (".*DCP 2", "latent attention"): "Latent attention is not context-parallel on npu",
     (".*DCP 2", "states"): "States are not shared out among context-parallel ranks",
 }
 """Patterns of layouts, and kinds -> what the engine says at start."""

@@ -83,10 +83,6 @@ _OTHERS: tuple[Case, ...] = (
         "The cache of what drafts is not shared out",
     ),
     Case(
-        {"model": "{latent}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
-        "Latent attention is not context-parallel on npu",
-    ),
-    Case(
         {"model": "{latent}", "tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
         "latent attention and experts are on ranks of both kinds",
         {"NPU_SIMULATOR_DEVICES": "4"},

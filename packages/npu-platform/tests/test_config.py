@@ -30,6 +30,7 @@ def test_values_are_taken() -> None:
         ({"sampler": "fast"}, "not 'fast'"),
         ({"sleep_folder": "/nowhere/at/all"}, "a folder that can be written to, not '/nowhere/at/all'"),
         ({"sleep_folder": 3}, "not 3"),
+        ({"stopped_seconds": 0}, "at least 1, not 0; null waits"),
         ([], "must be a table"),
     ],
 )
@@ -39,7 +40,8 @@ def test_bad_settings_name_the_setting_the_value_and_the_remedy(section: object,
 
 
 def test_public_surface_is_frozen() -> None:
-    assert {field.name for field in dataclasses.fields(NPUConfig)} == {"num_threads", "sampler", "sleep_folder"}
+    settings = {"num_threads", "sampler", "sleep_folder", "stopped_seconds"}
+    assert {field.name for field in dataclasses.fields(NPUConfig)} == settings
     assert len(ENVIRONMENT) <= 8
     assert all(name.startswith("NPU_") for name in ENVIRONMENT)
 

@@ -47,6 +47,8 @@ class NPUConfig:
     """Top-k and top-p filter: npu-ops' own when it is installed, or vLLM's plain-torch one."""
     sleep_folder: str | None = None
     """Where sleep mode keeps what it will need again, in files without a name; None: in the host's memory."""
+    stopped_seconds: int | None = 5
+    """After so long a process that is stopped (SIGSTOP) is ended, and with it its engine; None: it is waited for."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the rules."""
@@ -54,6 +56,12 @@ class NPUConfig:
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             msg = (
                 f"npu.num_threads must be a whole number of at least 1, not {threads!r}; leave it out for the default."
+            )
+            raise ConfigurationError(msg)
+        stopped = self.stopped_seconds
+        if stopped is not None and (not isinstance(stopped, int) or isinstance(stopped, bool) or stopped < 1):
+            msg = (
+                f"npu.stopped_seconds must be a whole number of at least 1, not {stopped!r}; null waits without an end."
             )
             raise ConfigurationError(msg)
         if self.sampler not in ("npu_ops", "torch"):

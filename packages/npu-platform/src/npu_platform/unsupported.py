@@ -203,8 +203,6 @@ def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
             "The cache of what drafts is not shared out among context-parallel ranks: leave out --speculative-config, "
             "or use ngram."
         )
-    if model is not None and model.use_mla:
-        yield "Latent attention is not context-parallel on npu: leave out --decode-context-parallel-size."
     if model is not None and (model.is_hybrid or model.is_attention_free):
         yield "States are not shared out among context-parallel ranks: leave out --decode-context-parallel-size."
 

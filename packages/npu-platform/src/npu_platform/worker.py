@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +24,7 @@ from vllm.v1.worker.utils import request_memory
 
 from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode, triton_models
 from npu_platform.config import NPUConfig, triton_for_vllm, variables_set
-from npu_platform.distributed import host_watch, is_multiprocessing
+from npu_platform.distributed import host_watch, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
@@ -67,6 +68,7 @@ class NPUWorker(Worker):
         self.npu_config = NPUConfig.from_additional_config(self.vllm_config.additional_config)
         self._cache_bytes = 0
         self._hosts: host_watch.HostWatch | None = None
+        self._stopped: stop_watch.StopWatch | None = None
 
     def init_device(self) -> None:
         """Take this rank's device, join the process groups, measure the memory and build the model runner.
@@ -92,6 +94,7 @@ class NPUWorker(Worker):
         if is_multiprocessing(self.parallel_config) and self.parallel_config.nnodes_within_dp > 1:
             ranks_here = self.parallel_config.local_world_size
             self._hosts = host_watch.join(get_inner_dp_world_group(), ranks_here, host_watch.end_this_process)
+        self._stopped = self._watch_for_stops()
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
@@ -199,12 +202,25 @@ class NPUWorker(Worker):
         """Release what the worker holds."""
         if self._hosts is not None:
             self._hosts.close()
+        if self._stopped is not None:
+            self._stopped.close()
         super().shutdown()
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
+
+    def _watch_for_stops(self) -> stop_watch.StopWatch | None:
+        """Let the first rank of a host look after the engine and its ranks there; all ranks call this."""
+        parallel, seconds = self.parallel_config, self.npu_config.stopped_seconds
+        mine = stop_watch.here(parallel.data_parallel_index)
+        ranks = stop_watch.on_my_host(mine, _of_all_ranks(mine))
+        theirs = stop_watch.belongs_to_an_engine() or parallel.use_ray
+        if seconds is None or not theirs or mine.process != ranks[0]:
+            return None
+        engine = [os.getppid()] if is_multiprocessing(parallel) else []
+        return stop_watch.StopWatch([*engine, *ranks], seconds)
 
     def _end_if_nobody_hears(self, error: Exception) -> None:
         """End this rank on an error in a step for which another one answers.
@@ -259,7 +275,7 @@ class NPUWorker(Worker):
         """Return the first of this engine's places among the devices that its data-parallel replicas share, else 0."""
         parallel = self.parallel_config
         assigned = parallel.assigned_physical_gpu_ids
-        if parallel.distributed_executor_backend in ("ray", "external_launcher"):
+        if parallel.use_ray or parallel.distributed_executor_backend == "external_launcher":
             return 0
         if parallel.data_parallel_backend == "ray" or parallel.nnodes_within_dp > 1:
             return 0

@@ -70,3 +70,25 @@ def test_lengths_are_of_tokens_before_the_step_and_in_the_same_memory(monkeypatc
         held.append(lengths.of(common).tolist())
         assert lengths.of(common).data_ptr() == lengths.of(common).data_ptr()
     assert held == [[4, 0, 0], [4, 0, 0]]  # of 8 tokens in runs of two: 0, 1, 4, 5 and 2, 3, 6, 7
+
+
+def test_each_token_sees_what_a_rank_holds_of_those_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same memory for each step that may be recorded, with padding behind it; larger steps in their own."""
+    config: Any = SimpleNamespace(
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=2),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=6),
+    )
+    alone = context_parallel.TokensAlone(config, torch.device("cpu"))
+    table = torch.tensor([[7, 8], [5, 6], [0, 0]], dtype=torch.int32)
+    starts, lengths = torch.tensor([[0, 1, 4, 4], [9, 4, 0, 0]], dtype=torch.int32)
+    where = table, starts, lengths[:3]
+    for rank, held in enumerate([[5, 2, 2, 2], [4, 0, 1, 2]]):  # runs of two: 0, 1, 4, 5, 8 and 2, 3, 6, 7
+        group = SimpleNamespace(world_size=RANKS, rank_in_group=rank)
+        monkeypatch.setattr(context_parallel, "get_dcp_group", lambda group=group: group)
+        rows, first, seen = alone.of(where, 6)
+        assert (first.tolist(), seen.tolist()) == ([*range(7)], [*held, 0, 0])
+        assert rows[:4].tolist() == [[7, 8], *[[5, 6]] * 3]
+        assert [each.data_ptr() for each in alone.of(where, 6)] == [each.data_ptr() for each in (rows, first, seen)]
+        larger = alone.of(where, 8)
+        assert larger[2].tolist() == [*held, 0, 0, 0, 0]
+        assert larger[0].data_ptr() != rows.data_ptr()

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from vllm.distributed.parallel_state import GroupCoordinator
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-__all__ = ["ContextLengths", "Part", "gather_heads", "join", "join_ranks"]
+__all__ = ["ContextLengths", "Part", "TokensAlone", "Where", "gather_heads", "join", "join_ranks"]
 
 Part = tuple[torch.Tensor, torch.Tensor]
 """What attention to some of the keys found: [tokens, heads, dim], and the logs of the sums, float32 [tokens, heads]."""
+
+Where = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""What says which keys a step's queries see: int32 block table [requests, blocks], starts and lengths of requests."""
 
 
 class ContextLengths:
@@ -40,6 +43,40 @@ class ContextLengths:
         lengths = self._lengths[: common.num_reqs]
         lengths.copy_(here.clamp_(min=0))
         return lengths
+
+
+class TokensAlone:
+    """Makes of each token of a step a request of its own, which sees what this rank holds of the tokens up to it.
+
+    Those are no run of the request's tokens, so that no mask by position would do. Steps that may be recorded get the
+    same memory each time.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Make room for the tokens of a recorded step; for their blocks when the first step tells how many."""
+        self._interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
+        most = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
+        self._table: torch.Tensor | None = None
+
+    def of(self, where: Where, tokens: int) -> Where:
+        """Return such requests for a step's first tokens; `where` has the whole lengths of its requests."""
+        table, starts, lengths = where
+        number = torch.arange(tokens, dtype=torch.int32, device=starts.device)
+        request = torch.searchsorted(starts[1:], number, right=True).clamp_(max=lengths.shape[0] - 1)
+        # Padding behind the last request sees nothing.
+        seen = (lengths[request] - starts[1:][request] + number + 1) * (number < starts[-1])
+        group = get_dcp_group()
+        here = get_dcp_local_seq_lens(seen, group.world_size, group.rank_in_group, self._interleave)
+        if tokens > self._lengths.shape[0]:
+            return table[request], torch.arange(tokens + 1, dtype=torch.int32, device=starts.device), here
+        if self._table is None:
+            self._table = table.new_zeros(self._lengths.shape[0], table.shape[1])
+        kept = self._table[:tokens], self._starts[: tokens + 1], self._lengths[:tokens]
+        torch.index_select(table, 0, request, out=kept[0])
+        kept[2].copy_(here)
+        return kept
 
 
 def gather_heads(query: torch.Tensor) -> torch.Tensor:

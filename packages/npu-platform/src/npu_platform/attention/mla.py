@@ -4,17 +4,20 @@ A token's cache entry is its latent (kv_lora_rank) and its rotary key, one for a
 projections into query and output, and attends to the latents themselves: they are the values, and with the rotary part
 the keys, of one KV head; a few tokens of a request, such as drafts or a short turn, do the same. Prefill attends to
 keys and values of each head, projected up from the latents of a request, as long as these fit into the memory that
-vLLM's profile keeps for them; for longer contexts it does as decode.
+vLLM's profile keeps for them; for longer contexts it does as decode. Ranks that share the cache out (decode context
+parallelism) attend as decode does, too, each to the latents that it holds, for the heads of all of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import vllm.envs as vllm_envs
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
+    MLACommonDecodeMetadata,
     MLACommonImpl,
     MLACommonMetadata,
     MLACommonMetadataBuilder,
@@ -24,7 +27,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionLayer, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
-from npu_platform.attention import kernels
+from npu_platform.attention import context_parallel, kernels
 from npu_platform.attention.quantized import QUANTIZED_CACHES
 from npu_platform.attention.registration import MLA_BACKEND_NAME
 from npu_platform.errors import UnsupportedFeatureError
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+    from npu_platform.attention.context_parallel import Where
 
 FEW_TOKENS = 128
 """So many new tokens of a request attend to the latents: keys and values of each head of its whole context would have
@@ -77,6 +82,14 @@ class NPUMLABackend(MLACommonBackend):
         return kernels.has_native_ops()
 
 
+@dataclass
+class NPUMLADecodeMetadata(MLACommonDecodeMetadata):
+    """Which latents each decode sees; where ranks share them out, a decode is one token."""
+
+    starts: torch.Tensor
+    """int32 [decodes + 1]: first token of each in the batch."""
+
+
 class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's builder; few new tokens of a request, such as drafts, count as decode, and all steps that are recorded."""
 
@@ -97,16 +110,36 @@ class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         recorded = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         self.reorder_batch_threshold = max(FEW_TOKENS, recorded, self.reorder_batch_threshold)
         # Contexts are planned as one chunk, since nothing copies them into a workspace.
-        pages = -(-vllm_config.model_config.max_model_len // self.page_size)
-        self.chunked_prefill_workspace_size = vllm_config.scheduler_config.max_num_seqs * pages * self.page_size
+        step = self.page_size * self.dcp_world_size
+        longest = -(-vllm_config.model_config.max_model_len // step) * step
+        self.chunked_prefill_workspace_size = vllm_config.scheduler_config.max_num_seqs * longest
+        self._alone = context_parallel.TokensAlone(vllm_config, device) if self.dcp_world_size > 1 else None
         for name in layer_names:
             layer = vllm_config.compilation_config.static_forward_context[name]
-            layer.impl.layer = layer
+            layer.impl.belongs_to(layer, self._alone)
 
     @staticmethod
     def determine_chunked_prefill_workspace_size(vllm_config: VllmConfig) -> int:
-        """Return 0 rows: no kernel here reads vLLM's workspace for chunks of a context."""
-        return 0
+        """Return 0 rows: no kernel here reads vLLM's workspace for chunks of a context, which may not be so small."""
+        ranks = vllm_config.parallel_config.decode_context_parallel_size
+        return ranks if ranks > 1 else 0
+
+    def _build_decode(
+        self,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        max_seq_len: int,
+        query_start_loc_cpu: torch.Tensor,
+        query_start_loc_device: torch.Tensor,
+        num_decode_tokens: int,
+        max_query_len: int,
+        dcp_tot_seq_lens_device: torch.Tensor | None,
+    ) -> NPUMLADecodeMetadata:
+        table, starts, lengths = block_table_tensor, query_start_loc_device, seq_lens_device
+        if self._alone is not None:
+            assert dcp_tot_seq_lens_device is not None
+            table, starts, lengths = self._alone.of((table, starts, dcp_tot_seq_lens_device), num_decode_tokens)
+        return NPUMLADecodeMetadata(table, lengths, dcp_tot_seq_lens_device, starts)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
@@ -163,7 +196,8 @@ class NPUMLAPrefill(MLAPrefillBackend):
 class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
     """One layer of latent attention; upstream interface: ``MLACommonImpl``."""
 
-    can_return_lse_for_decode = False
+    can_return_lse_for_decode = True
+    supports_dcp = True
     layer: MLAAttention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -171,6 +205,16 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         super().__init__(*args, **kwargs)
         self.supports_quant_query_input = False
         self.quantized = self.kv_cache_dtype in _QUANTIZED
+        self._alone: context_parallel.TokensAlone | None = None
+
+    def belongs_to(self, layer: MLAAttention, alone: context_parallel.TokensAlone | None) -> None:
+        """Keep the layer, which has the absorbed weights; `alone` is there where ranks share the cache out.
+
+        They gather heads and join what they find here: to vLLM's layer, which would do it in kernels of Triton, this
+        is then one rank that has found everything.
+        """
+        self.layer, self._alone = layer, alone
+        self.dcp_world_size = 1
 
     def do_kv_cache_update(
         self,
@@ -207,10 +251,11 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend absorbed queries [tokens, heads, rank + rotary dim] to the latents; returns [tokens, heads, rank]."""
         decode = attn_metadata.decode
-        assert decode is not None
+        assert isinstance(decode, NPUMLADecodeMetadata)
         query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        starts = attn_metadata.query_start_loc[: decode.seq_lens.shape[0] + 1]
-        where = decode.block_table, starts, decode.seq_lens
+        where = decode.block_table, decode.starts, decode.seq_lens
+        if self._alone is not None:
+            return self._attend_across_ranks(query, kv_c_and_k_pe_cache, where, layer._k_scale), None
         return self._attend_to_pages(query, kv_c_and_k_pe_cache, where, layer._k_scale, attn_metadata.causal), None
 
     def forward_mha(  # type: ignore[override]
@@ -233,7 +278,8 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         assert prefill.query_lens_cpu is not None
         rows = output.view(-1, self.num_heads, self.v_head_dim)
         contexts, queries = prefill.chunked_context.context_lens_list, prefill.query_lens_cpu.tolist()
-        if max(map(sum, zip(contexts, queries, strict=True))) > self.most_rows_to_project():
+        most = max(map(sum, zip(contexts, queries, strict=True)))
+        if self._alone is not None or most > self.most_rows_to_project():
             self._attend_absorbed(rows, q, kv_c_and_k_pe_cache, prefill, k_scale)
             return
         start = 0
@@ -269,21 +315,35 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         torch.bmm(q_nope.transpose(0, 1), self.layer.W_UK_T, out=absorbed)
         starts = prefill.query_start_loc
         where = prefill.block_table, starts, prefill.chunked_context.context_lens + starts.diff()
-        self.layer._v_up_proj(self._attend_to_pages(query, kv_cache, where, k_scale, causal=True), out=out)
+        if self._alone is None:
+            found = self._attend_to_pages(query, kv_cache, where, k_scale, causal=True)
+        else:
+            found = self._attend_across_ranks(query, kv_cache, self._alone.of(where, q.shape[0]), k_scale)
+        self.layer._v_up_proj(found, out=out)
+
+    def _attend_across_ranks(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, where: Where, scale: torch.Tensor
+    ) -> torch.Tensor:
+        """As _attend_to_pages, for tokens alone; each rank of the group has a part of the latents that they see."""
+        everyone = context_parallel.gather_heads(query)
+        sums = everyone.new_full(everyone.shape[:2], -torch.inf, dtype=torch.float32)
+        seen = self._attend_to_pages(everyone, kv_cache, where, scale, causal=False, sums=sums)
+        return context_parallel.join_ranks((seen, sums))[0].to(query.dtype)
 
     def _attend_to_pages(
         self,
         query: torch.Tensor,
         kv_cache: torch.Tensor,
-        where: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        where: Where,
         scale: torch.Tensor,
         causal: bool,
+        sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend absorbed queries to the latents `where` block table, starts and lengths say: [tokens, heads, rank]."""
+        """Attend absorbed queries to latents: [tokens, heads, rank]; into `sums` go the logs of rows' sums."""
         out = query.new_zeros(*query.shape[:2], self.kv_lora_rank)
         pages = self._pages(kv_cache)
         latents = pages[..., : self.kv_lora_rank]
-        arguments = (*where, self.scale, causal, -1, -1, 0.0, None, None)
+        arguments = (*where, self.scale, causal, -1, -1, 0.0, None, None, sums)
         if self.quantized:
             kernels.paged_attention_quantized(out, query, pages, latents, scale, scale, *arguments)
         else:

@@ -1,0 +1,106 @@
+"""StopWatch: a process of an engine that is stopped (SIGSTOP) is ended, so that vLLM tells the engine's clients.
+
+vLLM sees when a process of an engine has died. One that stands still is waited for: a rank for
+``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``, an engine for ever, while ``/health`` says 200. None of them can say so itself:
+a small process beside them looks at their states in /proc. It is this file, run by itself, and imports nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Place", "StopWatch", "belongs_to_an_engine", "here", "look_after", "on_my_host"]
+
+LOOK_SECONDS = 1.0
+_STOPPED = "T"  # a debugger's stop is "t"
+
+
+class Place(NamedTuple):
+    """Where a rank runs: which boot of which host, which namespace of process ids, which replica, and its process."""
+
+    host: str
+    processes: str
+    replica: int
+    process: int
+
+
+def here(replica: int) -> Place:
+    """Return the place of this process."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Place(boot, str(Path("/proc/self/ns/pid").readlink()), replica, os.getpid())
+
+
+def on_my_host(mine: Place, of_all: Sequence[Place]) -> list[int]:
+    """Return the processes of this replica's ranks on this host."""
+    return [place.process for place in of_all if place[:3] == mine[:3]]
+
+
+def belongs_to_an_engine() -> bool:
+    """Say whether vLLM started this process; one that the user started is not to be ended by others."""
+    return multiprocessing.parent_process() is not None
+
+
+class StopWatch:
+    """The process that looks after others until the first of these has ended."""
+
+    def __init__(self, processes: Sequence[int], seconds: int) -> None:
+        """Start it; a process that stands still for so many seconds is killed."""
+        command = [sys.executable, "-I", "-S", __file__, str(seconds), *map(str, processes)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def look_after(processes: Sequence[int], seconds: int) -> None:
+    """Kill each of the processes that is found stopped so many times in a row, a second apart.
+
+    Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole server, that
+    was stopped may go on.
+    """
+    watched: dict[int, int] = {}
+    with contextlib.suppress(ProcessLookupError):
+        for process in processes:
+            watched[os.pidfd_open(process)] = process
+    found = dict.fromkeys(watched, 0)
+    first = next(iter(watched), None)
+    while first in watched:
+        for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
+            del watched[ended]
+        for descriptor, process in watched.items():
+            found[descriptor] = found[descriptor] + 1 if _state(process) == _STOPPED else 0
+            if found[descriptor] == seconds:
+                _say(f"npu: process {process} was stopped {seconds} s ago: it is ended, and with it its engine")
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+
+def _state(process: int) -> str:
+    """Return the state of a process, "X" once it has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _say(message: str) -> None:
+    """Write into the log of whoever started this."""
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    look_after([int(argument) for argument in sys.argv[2:]], int(sys.argv[1]))

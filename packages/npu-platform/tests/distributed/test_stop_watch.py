@@ -1,0 +1,58 @@
+"""A process that is stopped is ended; one that goes on in time is not, and the watch ends with the first of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npu_platform.distributed.stop_watch import Place, StopWatch, here, on_my_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 2
+
+
+@pytest.fixture
+def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes, as an engine and its rank."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_stopped_process_is_ended_and_the_other_is_not(which: int, pair: list[subprocess.Popen[bytes]]) -> None:
+    watch = StopWatch([process.pid for process in pair], SECONDS)
+    os.kill(pair[which].pid, signal.SIGSTOP)
+    assert pair[which].wait(30) == -signal.SIGKILL
+    assert pair[1 - which].poll() is None
+    pair[0].kill()
+    assert watch._process.wait(30) == 0
+    watch.close()
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone(pair: list[subprocess.Popen[bytes]]) -> None:
+    watch = StopWatch([process.pid for process in pair], 3 * SECONDS)
+    os.kill(pair[1].pid, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(pair[1].pid, signal.SIGCONT)
+    time.sleep(1)
+    assert [process.poll() for process in (*pair, watch._process)] == [None] * 3
+    watch.close()
+    assert watch._process.poll() == -signal.SIGKILL
+
+
+def test_processes_of_other_hosts_and_replicas_are_not_watched() -> None:
+    mine = here(1)
+    others = [mine._replace(**{name: "other"}, process=7) for name in ("host", "processes")]
+    assert mine == Place(mine.host, mine.processes, 1, os.getpid())
+    assert on_my_host(mine, [*others, here(0), mine, mine._replace(process=3)]) == [os.getpid(), 3]
