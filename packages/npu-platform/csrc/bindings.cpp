@@ -22,6 +22,7 @@
 #include "runtime/graph.h"
 #include "runtime/host_allocator.h"
 #include "runtime/launch.h"
+#include "triton_launcher.h"
 
 namespace py = pybind11;
 
@@ -208,5 +209,6 @@ PYBIND11_MODULE(_C, m) {
   py::class_<SkipScope>(m, "SkipScope").def(py::init<SkipScope::Names>()).def("leave", &SkipScope::leave);
   m.def("cpu_alias", &npu::owning_alias);
   m.def("define_weak_ref_tensor", &npu::define_weak_ref_tensor);
+  npu::define_triton_launcher(m);
   m.def("make_process_group", &npu::make_process_group, py::call_guard<py::gil_scoped_release>());
 }

@@ -105,6 +105,31 @@ def test_arguments_of_all_kinds():
     assert out.tolist() == [-5, 2**40, 1, 1.5, float(2**63 + 2**12), 0]
 
 
+def test_hooks_are_called_around_a_launch():
+    x, out, seen = torch.ones(100, device="npu"), torch.zeros(100, device="npu"), []
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    noting = [lambda metadata, when=when: seen.append((when, metadata.get()["name"])) for when in ("before", "after")]
+    for hook, note in zip(hooks, noting, strict=True):
+        hook.add(note)
+    try:
+        scale(x, out)
+    finally:
+        for hook, note in zip(hooks, noting, strict=True):
+            hook.remove(note)
+    scale(x, out)
+    assert seen == [("before", "scale_kernel"), ("after", "scale_kernel")]
+
+
+@pytest.mark.parametrize("wrong", ["a string", 1.5, None])
+def test_an_argument_of_another_type_than_the_kernel_has_is_refused(wrong):
+    x, out = torch.ones(64, device="npu"), torch.zeros(64, device="npu")
+    kernel = scale_kernel[(1,)](x, out, 64, 2.0, B=64)
+    with pytest.raises(TypeError):
+        kernel[(1, 1, 1)](x, out, wrong, 2.0, 64)
+    with pytest.raises(TypeError, match="takes 5 arguments, not 2"):
+        kernel[(1, 1, 1)](x, out)
+
+
 PROGRAM = """
 import importlib.util, sys, torch
 spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])

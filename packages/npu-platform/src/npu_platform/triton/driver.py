@@ -15,13 +15,14 @@ class NPUDriver(DriverBase):
     def __init__(self) -> None:
         import torch
 
-        from npu_platform.triton.launcher import Launcher
+        from npu_platform import _C
+        from npu_platform.triton.launcher import launcher
 
         super().__init__()
         self._npu = torch.npu
         self.utils = Utilities()
-        self.launcher_cls = Launcher
-        self.get_current_device = torch.npu.current_device
+        self.launcher_cls = launcher
+        self.get_current_device = _C.current_device
         self.set_current_device = torch.npu.set_device
 
     @classmethod
@@ -96,7 +97,7 @@ class Utilities:
         }
 
     @staticmethod
-    def load_binary(name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
+    def load_binary(name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, int, int, int, int]:
         """Load a library; return it, its entry, and how many registers, spills and threads it has: no limit."""
         from npu_platform.triton.launcher import entry_of
 

@@ -1,99 +1,63 @@
-"""Owns the launch of a compiled kernel: its arguments in words of 8 bytes, then one call into the library."""
+"""Owns the launch of a compiled kernel: which argument is which word of 8 bytes; the launch itself is native."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from npu_platform import _C
 from npu_platform.errors import KernelLaunchError
 from npu_platform.triton.build import load_library
 
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^]]*)\]")
-_FORMATS = {
-    "fp32": "f4x",
-    "f32": "f4x",
-    "fp64": "d",
-    "fp16": "e6x",
-    "bf16": "H6x",
-    "i1": "?7x",
-    "u1": "?7x",
-}
+_LETTERS = {"fp32": "f", "f32": "f", "fp64": "d", "fp16": "e", "bf16": "b", "i1": "?", "u1": "?"}
+"""Types of words, as ``csrc/triton_launcher.cpp`` knows them; beside them are addresses and integers."""
+
+_BEFORE = 9  # what Triton passes before the kernel's arguments
 
 
-def entry_of(content: bytes) -> tuple[ctypes.CDLL, Callable[..., bytes | None]]:
-    """Return a library and its entry: (device, x, y, z, arguments) -> the error, or None."""
+def entry_of(content: bytes) -> tuple[ctypes.CDLL, int]:
+    """Return a library and the address of its entry."""
     library = load_library(content)
-    function = library.npu_triton_launch
-    function.restype = ctypes.c_char_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
-    table = torch.ops.npu.launch_table()
-
-    def launch(device: int, x: int, y: int, z: int, words: bytes) -> bytes | None:
-        return function(table, device, x, y, z, words)
-
-    return library, launch
+    return library, ctypes.cast(library.npu_triton_launch, ctypes.c_void_p).value or 0
 
 
-class Launcher:
-    """Launches the kernels of one signature.
+def launcher(src: Any, metadata: Any) -> Callable[..., None]:
+    """Return what launches the kernels of one signature; Triton calls it with grid, device, entry, hooks, arguments.
 
-    Args:
-        src: what was compiled, with its signature.
-        metadata: of the compiled kernel.
+    It does nothing for an empty grid, and raises KernelLaunchError where the device refused it, or a program failed.
     """
+    del metadata
+    kinds = list(src.signature.values())
+    takers = [_taker(kind) for kind in kinds]
+    letters = "".join(_letter(kind) for taker in takers for kind in taker.kinds)
+    if any(isinstance(taker, _Tuple | _Descriptor) for taker in takers):
+        launch = _native(letters, list(range(len(letters))), len(letters))
+        return _Flattening(takers, launch)
+    return _native(letters, [place for place, kind in enumerate(kinds) if kind != "constexpr"], len(kinds))
 
-    def __init__(self, src: Any, metadata: Any) -> None:
-        del metadata
-        kinds = list(src.signature.values())
-        self._takers = [_taker(kind) for kind in kinds]
-        self._is_plain = all(isinstance(kind, str) and not kind.startswith("tensordesc") for kind in kinds)
-        flat = [kind for taker in self._takers for kind in taker.kinds]
-        self._pack = struct.Struct("<" + "".join(_format(kind) for kind in flat)).pack
-        self._places = [(place, kind[0] == "*") for place, kind in enumerate(kinds) if kind != "constexpr"]
-        self._bf16 = [place for place, kind in enumerate(flat) if kind == "bf16"]
 
-    def __call__(
-        self,
-        x: int,
-        y: int,
-        z: int,
-        stream: int,
-        function: Callable[..., bytes | None],
-        kernel_metadata: Any,
-        launch_metadata: Any,
-        enter_hook: Callable[[Any], None] | None,
-        exit_hook: Callable[[Any], None] | None,
-        *arguments: Any,
-    ) -> None:
-        """Launch the kernel for a grid; nothing happens for an empty one.
+def _native(letters: str, places: list[int], arguments: int) -> Callable[..., None]:
+    launch: Callable[..., None] = _C.triton_launcher(
+        letters, places, arguments, torch.ops.npu.launch_table(), KernelLaunchError
+    )
+    return launch
 
-        Raises:
-            KernelLaunchError: the device refused it, or a program failed.
-        """
-        del kernel_metadata
-        if x * y * z <= 0:
-            return
-        words = self._words(arguments)
-        for place in self._bf16:  # which `struct` does not know
-            words[place] = _bf16_code(words[place])
-        if enter_hook is not None:
-            enter_hook(launch_metadata)
-        error = function(stream, x, y, z, self._pack(*words))
-        if error is not None:
-            raise KernelLaunchError(error.decode())
-        if exit_hook is not None:
-            exit_hook(launch_metadata)
 
-    def _words(self, arguments: tuple[Any, ...]) -> list[Any]:
-        if self._is_plain:
-            return [_address(arguments[place]) if points else arguments[place] for place, points in self._places]
-        taken = zip(self._takers, arguments, strict=True)
-        return [word for taker, argument in taken for word in taker.take(argument)]
+class _Flattening:
+    """Launches a kernel with tuples or descriptors, each of which is several words."""
+
+    def __init__(self, takers: list[_Taker], launch: Callable[..., None]) -> None:
+        self._takers = takers
+        self._launch = launch
+
+    def __call__(self, *given: Any) -> None:
+        taken = zip(self._takers, given[_BEFORE:], strict=True)
+        self._launch(*given[:_BEFORE], *(word for taker, argument in taken for word in taker.take(argument)))
 
 
 class _Argument:
@@ -103,7 +67,7 @@ class _Argument:
         self.kinds = [kind]
 
     def take(self, value: Any) -> Iterator[Any]:
-        yield _address(value) if self.kinds[0][0] == "*" else value
+        yield value
 
 
 class _Constant:
@@ -140,7 +104,7 @@ class _Descriptor:
     def take(self, value: Any) -> Iterator[Any]:
         flags = [value.padding == "nan", getattr(value, "round_f32_to_tf32", False)][: self.flags]
         sizes = [*value.shape, *value.strides]
-        yield from [value.base.data_ptr(), *sizes, *flags, *sizes]
+        yield from [value.base, *sizes, *flags, *sizes]
 
 
 _Taker = _Argument | _Constant | _Tuple | _Descriptor
@@ -160,20 +124,5 @@ def _has_two_flags() -> bool:
     return "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 
 
-def _address(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        if value.is_cpu and not value.is_pinned():
-            msg = "A Triton kernel on npu got a tensor of the host: move it to npu, or pin its memory."
-            raise KernelLaunchError(msg)
-        return value.data_ptr()
-    if value is None or isinstance(value, int):
-        return value or 0
-    return value.data_ptr()  # such as Triton's own TensorWrapper
-
-
-def _format(kind: str) -> str:
-    return _FORMATS.get(kind, "Q" if kind[0] in "*u" else "q")
-
-
-def _bf16_code(value: float) -> int:
-    return int(torch.tensor(value, dtype=torch.bfloat16).view(torch.uint16).item())
+def _letter(kind: str) -> str:
+    return _LETTERS.get(kind) or ("*" if kind[0] == "*" else "u" if kind[0] == "u" else "i")
