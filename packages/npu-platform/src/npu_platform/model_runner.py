@@ -18,6 +18,7 @@ from npu_platform import compat
 from npu_platform.config import NPUConfig
 from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.capturing import progress_bar, without_collections
+from npu_platform.graphs.drafting import NPUDraftModelProposer, NPUEagleProposer
 from npu_platform.graphs.wrapper import NPUGraphWrapper, count_graphs
 from npu_platform.kv_zeroing import BlockZeroer, caches_by_block
 from npu_platform.weight_offload import create_offloader
@@ -45,7 +46,12 @@ class NPUModelRunner(GPUModelRunner):
 
     # The methods of vLLM that make or use streams, with the decorators that they have there.
     _make = JitWarmupRegistry.capture(
-        compat.with_npu_streams(GPUModelRunner.__init__, create_offloader=create_offloader)
+        compat.with_npu_streams(
+            GPUModelRunner.__init__,
+            create_offloader=create_offloader,
+            DraftModelProposer=NPUDraftModelProposer,
+            EagleProposer=NPUEagleProposer,
+        )
     )
     sample_tokens = torch.inference_mode()(
         compat.with_npu_streams(GPUModelRunner.sample_tokens, AsyncGPUModelRunnerOutput=NPUAsyncOutput)
@@ -84,6 +90,7 @@ class NPUModelRunner(GPUModelRunner):
     def models(self) -> list[torch.nn.Module]:
         """Return the model and, where another drafts for it, that one."""
         drafter = getattr(getattr(self, "drafter", None), "model", None)
+        drafter = drafter.unwrap() if isinstance(drafter, CUDAGraphWrapper) else drafter
         return [self.get_model(), *([drafter] if isinstance(drafter, torch.nn.Module) else [])]
 
     _capture_cudagraphs = compat.reading(GPUModelRunner._capture_cudagraphs, tqdm=progress_bar)
