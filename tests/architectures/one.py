@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 from vllm import ModelRegistry
@@ -59,6 +60,8 @@ WIDER = ("Cohere2ForCausalLM", "Cohere2MoeForCausalLM", "Cohere2VisionForConditi
 """A token sees one more before it in vLLM than in transformers, as in training (vLLM's commandr.py)."""
 IN_ONE_STEP = ("HrmTextForCausalLM",)
 """The tokens of a prompt see each other, so that no step may end within it."""
+TWICE, ONCE = "language_model.model.model.", "language_model.model."
+TURNED, EXPERTS = ("Qwen3VLMoeForConditionalGeneration",), ("experts.gate_up_proj", "experts.down_proj")
 POOLED = {"embedding": "token_embed", "classification": "classify", "token": "token_classify"}
 
 
@@ -128,8 +131,24 @@ def _make(architecture: str, kind: str, folder: Path) -> None:
             if weight.dim() > 1 and not weight.any():  # experts that a router of zeros chooses are anybody's choice
                 weight.normal_(std=SPREAD)
     model.save_pretrained(folder)
+    _write_as_published(architecture, folder / "model.safetensors")
+    if getattr(config, "enable_audio_output", None) is False:
+        torch.save({}, folder / "spk_dict.pt")  # the voices that it speaks with, which transformers loads in any case
     if kind in ("embedding", "classification"):
         models.with_tokenizer(folder)
+
+
+def _write_as_published(architecture: str, file: Path) -> None:
+    """Write weights as published checkpoints have them, where transformers 5 reads those but writes others.
+
+    It names the language model of some models that hear twice over, and does not turn the experts' matrices back.
+    """
+    weights = safetensors.torch.load_file(file) if file.exists() else {}
+    named = {name.replace(TWICE, ONCE): weight for name, weight in weights.items()}
+    if architecture in TURNED:
+        named |= {name: each.mT.contiguous() for name, each in named.items() if name.endswith(EXPERTS)}
+    if named.keys() != weights.keys() or architecture in TURNED:
+        safetensors.torch.save_file(named, file, metadata={"format": "pt"})
 
 
 def _look_at(architecture: str, folder: Path) -> None:
@@ -173,7 +192,8 @@ def _reference(architecture: str, folder: Path) -> torch.nn.Module:
     cls, config = getattr(transformers, architecture), transformers.AutoConfig.from_pretrained(folder)
     if architecture in WIDER:
         config.get_text_config().sliding_window += 1
-    return cls.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = cls.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
+    return getattr(model, "thinker", model)  # of one that also speaks
 
 
 @torch.inference_mode()
@@ -197,7 +217,9 @@ def _error_of_text(model: torch.nn.Module, prompt: list[int], answer: dict[str, 
 def _error_of_rows(model: torch.nn.Module, prompt: list[int], answer: dict[str, Any]) -> float:
     rows, ids = torch.tensor(answer["rows"]), torch.tensor([prompt])
     said = model(input_ids=ids)
-    truth = said.logits if "logits" in said else said.last_hidden_state
+    if "embeddings" in said:  # of length one
+        rows = torch.nn.functional.normalize(rows, dim=-1)
+    truth = next(said[name] for name in ("logits", "embeddings", "last_hidden_state") if name in said)
     if truth.shape[-1] != rows.shape[-1]:  # an embedding model in a checkpoint of another head
         truth = model.base_model(input_ids=ids).last_hidden_state
     return (rows - truth[0].float()).abs().max().item()

@@ -130,6 +130,7 @@ _PARTLY_ROTATED = {
         "mrope_section": [2, 3, 3],
     }
 }
+_WITHOUT_SPEECH = {"enable_audio_output": False}
 # What numbers alone do not say.
 _SPECIAL: dict[str, dict[str, Any]] = {
     "AfmoeConfig": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -140,11 +141,34 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "Glm4MoeConfig": {"head_dim": 32},
     "GteConfig": {"position_embedding_type": "rope"},
     "XLMRobertaConfig": {"position_embedding_type": "absolute"},
-    "Qwen3VLMoeTextConfig": {"norm_topk_prob": True},
+    "Qwen3VLMoeTextConfig": {"norm_topk_prob": True, "moe_intermediate_size": 48},  # no matrix of an expert is square
     # as published
     "HYV3Config": {"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True, "qk_norm": True},
     "Glm4MoeLiteConfig": {"first_k_dense_replace": 1},
     "Cohere2Config": {"logit_scale": 1.0},  # which transformers leaves out of Cohere 2 Vision
+    "CohereCompassTextConfig": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [0, 0, 16]}
+        }
+    },
+    "CohereCompassVisionConfig": {"deepstack_visual_indexes": [0, 1]},
+    "CohereCompassConfig": {"tie_word_embeddings": True},
+    "Cosmos3EdgeTextConfig": _THREE_POSITIONS,
+    "Emu3Config": {"vocabulary_map": {"<image>": 500}},
+    "Emu3VQVAEConfig": {"base_channels": 32, "codebook_size": 64},
+    "Ernie4_5_VLMoeTextConfig": _THREE_POSITIONS | {"moe_intermediate_size": [64, 64]},
+    "Granite4VisionConfig": {
+        "deepstack_layer_map": [[0, 1]],
+        "spatial_target_layers": [0, 1, 2, 3],
+        "downsample_rate": "1/2",
+    },
+    "Qwen3OmniMoeVisionEncoderConfig": {"image_size": 56, "apply_vit_abs_pos_embed": True},  # as published
+    "RadioConfig": {"video_temporal_patch_size": 2},
+    "Qwen2_5OmniTextConfig": _THREE_POSITIONS | {"tie_word_embeddings": False},
+    "Qwen3OmniMoeTextConfig": _THREE_POSITIONS | {"tie_word_embeddings": False, "sliding_window": None},  # as published
+    "Qwen2_5OmniConfig": _WITHOUT_SPEECH,
+    "Qwen3OmniMoeConfig": _WITHOUT_SPEECH,
+    "VibeVoiceAcousticTokenizerEncoderConfig": {"num_filters": 4, "depths": [1] * 7},
     "DbrxConfig": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 8, "moe_top_k": 2},
@@ -164,7 +188,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "LongcatFlashConfig": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity"},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
-    "MiniMaxM2Config": {"rotary_dim": 16, "scoring_func": "sigmoid"},
+    "MiniMaxM2Config": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},  # as published
     "Llama4TextConfig": {"num_experts_per_tok": 1, "no_rope_layer_interval": 2},
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_groups": 1},
     "Mamba2Config": {"n_groups": 1, "num_heads": 8, "head_dim": 32, "time_step_limit": (0.0, float("inf"))},
@@ -185,6 +209,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
+_OF_ANY_KIND: dict[str, dict[str, Any]] = {
+    "DiffusionGemmaConfig": {"vision_config": transformers.Gemma4VisionConfig},
+    "Granite4VisionConfig": {"text_config": transformers.Granite4VisionTextConfig},
+}
+"""Parts that may be of several kinds: those of the published models, where others are the default."""
+_SPEAKING = ("talker", "token2wav", "code2wav")  # parts that vLLM does not run
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim")
 
 
@@ -214,7 +244,10 @@ def _parts(cls: type[transformers.PreTrainedConfig]) -> dict[str, Any]:
         return {}
     whole, parts = cls(), {}
     for name in cls.sub_configs:
-        part = getattr(whole, name, None)
+        if name.startswith(_SPEAKING):
+            continue
+        kind = _OF_ANY_KIND.get(cls.__name__, {}).get(name)
+        part = kind() if kind else getattr(whole, name, None)
         if part is None and name == "vision_config" and cls.sub_configs[name] is not transformers.AutoConfig:
             part = cls.sub_configs[name]()
         if isinstance(part, transformers.PreTrainedConfig):
