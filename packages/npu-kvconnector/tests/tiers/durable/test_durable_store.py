@@ -383,7 +383,7 @@ def test_other_files_in_a_store_are_left_alone(store: DurableStore, folder: Path
                 folder.mkdir(),
                 (folder / "store.json").write_text('{"format": 9, "id": "%s"}' % ("0" * 32)),
             ),
-            "format 9",
+            "format 9, this version reads 1: update npu-kvconnector",
         ),
         (
             lambda folder: (folder.parent / "real").mkdir() or folder.symlink_to(folder.parent / "nowhere"),
@@ -395,6 +395,23 @@ def test_what_is_no_store_is_refused(spoil: Callable[[Path], object], match: str
     spoil(folder)
     with pytest.raises((OptionError, StoreError), match=match):
         open_store(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(errno.ENOSPC, "make room on that disk"), (errno.EROFS, "write there")]
+)
+def test_what_the_system_says_comes_with_a_way_out(
+    number: int, way_out: str, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.SegmentWriter", fail)
+    with pytest.raises(StoreError, match=way_out):
+        put(store, 1)
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.write_whole", fail)
+    with pytest.raises(StoreError, match=way_out):
+        open_store(folder.with_name("other"))
 
 
 def test_too_small_a_quota_says_how_much_is_needed(folder: Path) -> None:

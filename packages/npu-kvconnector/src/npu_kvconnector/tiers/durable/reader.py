@@ -50,8 +50,10 @@ def read_identity(folder: Path) -> bytes:
     except (OSError, ValueError, KeyError, TypeError) as error:
         msg = f"{folder} holds no store of KV blocks ({path.name}: {error}); name the path of a durable tier"
         raise StoreError(msg) from error
-    if about.get("format") != FORMAT or len(identity) != 16:
-        msg = f"the store in {folder} has format {about.get('format')!r}, this version reads {FORMAT}: use another path"
+    found = about.get("format")
+    if found != FORMAT or len(identity) != 16:
+        update = "update npu-kvconnector, or " if isinstance(found, int) and found > FORMAT else ""
+        msg = f"the store in {folder} has format {found!r}, this version reads {FORMAT}: {update}use another path"
         raise StoreError(msg)
     return identity
 

@@ -120,7 +120,7 @@ class DurableStore(StoreReader):
             super().__init__(folder, direct=direct)
         except (OSError, lmdb.Error) as error:
             os.close(self._lock_descriptor)
-            msg = f"the store in {folder} cannot be opened: {error}"
+            msg = f"the store in {folder} cannot be opened: {error}{_way_out(error)}"
             raise StoreError(msg) from error
         except BaseException:
             os.close(self._lock_descriptor)
@@ -160,7 +160,7 @@ class DurableStore(StoreReader):
                 if self._pending_bytes >= _COMMIT_BYTES:
                     self._commit()
             except (OSError, lmdb.Error) as error:
-                msg = f"a block could not be stored in {self.folder}: {error}"
+                msg = f"a block could not be stored in {self.folder}: {error}{_way_out(error)}"
                 raise StoreError(msg) from error
         return True
 
@@ -458,6 +458,16 @@ class DurableStore(StoreReader):
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick
+
+
+def _way_out(error: Exception) -> str:
+    """Return what to do about an error of the system, to be said behind it."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return "; make room on that disk, or name a path on another one"
+    if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return "; let the user of the server write there, or name another path"
+    return ""
 
 
 def _segment_bytes(budget: int, block_bytes: int, quota: int) -> int:
