@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 import npu_kvconnector.spec  # noqa: F401  # registers the tier
 from npu_kvconnector.errors import OptionError
+from npu_kvconnector.tiers.durable import manager
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
 from npu_kvconnector.tiers.durable.store import lock_store
 from tests.support.offloading import offloading_config
@@ -94,6 +95,16 @@ def test_blocks_come_back_after_a_restart(serve: Callable[..., DurableServer]) -
     assert blocks == [block_of(1), block_of(2)]
     counts = server.counts()
     assert (counts["loaded_blocks"], counts["blocks"], counts["is_writer"]) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(("size", "warnings"), [(BYTES, 0), (2**50, 1)])
+def test_more_bytes_than_the_disk_has_are_said(
+    size: str | int, warnings: int, serve: Callable[..., DurableServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(manager.logger, "warning", lambda text, *values: said.append(text % values))
+    serve(bytes=size)
+    assert len([text for text in said if "has room for" in text]) == warnings
 
 
 def test_what_is_not_there_fails_alone(serve: Callable[..., DurableServer]) -> None:

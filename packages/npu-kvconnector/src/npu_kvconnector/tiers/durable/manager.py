@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -316,6 +317,10 @@ class DurableTierManager(SealedTier):
                     continue
                 logger.warning("The durable tier only reads, %s", error)
                 return reader
+        room = shutil.disk_usage(path).free + store.bytes_on_disk()
+        if self._config.bytes > room:
+            hint = "blocks go as soon as the disk is full; lower bytes, or make room"
+            logger.warning("Durable tier: bytes=%d, but %s has room for %d: %s", self._config.bytes, path, room, hint)
         store.describe_realm(self._realm.id, self._about)
         found = store.recovered
         logger.info(
