@@ -21,6 +21,7 @@ _SIGNS = {
     "avx2": (r":\tv",),  # all names of AVX begin with v
     "avxvnni": (r"\{vex\} vpdp",),
     "avx512f": (r"%zmm", r"%k[0-7]", r"mm(?:1[6-9]|2\d|3[01])\b"),
+    "avx512vbmi": (r"\tvpermb", r"\tvperm[it]2b", r"\tvpmultishiftqb"),
     "avx512bf16": (r"\tvdpbf16", r"\tvcvtne"),
     "avx512fp16": (r"\tvfmadd\d+[ps]h", r"\tvfnmadd\d+[ps]h", r"\tvmulph", r"\tvaddph"),
     "amx_tile": (r"%tmm", r"\tldtilecfg", r"\ttilerelease"),

@@ -234,6 +234,19 @@ def test_many_queries_meet_several_blocks_of_codes(isa, code, scales):
     batch.compare(options(scale=0.02, left=900))
 
 
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize("size", [128, 40])
+def test_scales_between_the_codes(isa, code, size):
+    """Where npu-platform keeps them: a token of a head is key, its scale, value, its scale."""
+    batch = CodedBatch([1, 3, 1], [700, 64, 129], (4, 2), size, dtype=torch.bfloat16, code=code, scales="token")
+    rows = [part.view(torch.uint8) for i in range(2) for part in (batch.codes[i], batch.scales[i][..., None])]
+    row = torch.cat(rows, dim=-1)
+    words = row.view(torch.float32)
+    batch.codes = [row[..., :size].view(code), row[..., size + 4 : -4].view(code)]
+    batch.scales = [words[..., size // 4], words[..., -1]]
+    batch.compare(options(scale=0.02))
+
+
 def exact_attention(batch, scale):
     """Of one query a request, in float64 from the codes."""
     keys, values = (c[:, 0].double() * s[:, 0, :, None] for c, s in zip(batch.codes, batch.scales, strict=True))

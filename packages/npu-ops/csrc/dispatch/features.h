@@ -30,6 +30,7 @@ inline constexpr Feature kFeatures[] = {
     {"avx512bw", 7, 0, Register::b, 30, Saved::wide_vectors},
     {"avx512vl", 7, 0, Register::b, 31, Saved::wide_vectors},
     {"avx512dq", 7, 0, Register::b, 17, Saved::wide_vectors},
+    {"avx512vbmi", 7, 0, Register::c, 1, Saved::wide_vectors},
     {"avx512vnni", 7, 0, Register::c, 11, Saved::wide_vectors},
     {"avx512bf16", 7, 1, Register::a, 5, Saved::wide_vectors},
     {"avx512fp16", 7, 0, Register::d, 23, Saved::wide_vectors},

@@ -168,6 +168,19 @@ NPU_EMULATED_INLINE __m512i unpacklo_epi16(__m512i a, __m512i b) {
 NPU_EMULATED_INLINE __m512i unpackhi_epi16(__m512i a, __m512i b) {
   return whole<__m512i>(_mm256_unpackhi_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpackhi_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
 }
+NPU_EMULATED_INLINE __m512i unpacklo_epi8(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpacklo_epi8(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpacklo_epi8(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+NPU_EMULATED_INLINE __m512i unpackhi_epi8(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpackhi_epi8(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpackhi_epi8(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+// of two registers' bytes, by the lower seven bits of an index
+NPU_EMULATED_CALL __m512i permutex2var_epi8(__m512i a, __m512i index, __m512i b) {
+  auto at = elements<uint8_t>(index), first = elements<uint8_t>(a), second = elements<uint8_t>(b);
+  Elements<uint8_t, 64> to;
+  for (int i = 0; i < 64; ++i) to[i] = at[i] & 64 ? second[at[i] & 63] : first[at[i] & 63];
+  return as<__m512i>(to);
+}
 NPU_EMULATED_CALL __m512i permutexvar_epi32(__m512i index, __m512i x) {
   auto at = elements<uint32_t>(index), from = elements<uint32_t>(x);
   Elements<uint32_t, 16> to;
@@ -250,6 +263,9 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_madd_epi16 npu_ops::emulated::madd_epi16
 #define _mm512_unpacklo_epi16 npu_ops::emulated::unpacklo_epi16
 #define _mm512_unpackhi_epi16 npu_ops::emulated::unpackhi_epi16
+#define _mm512_unpacklo_epi8 npu_ops::emulated::unpacklo_epi8
+#define _mm512_unpackhi_epi8 npu_ops::emulated::unpackhi_epi8
+#define _mm512_permutex2var_epi8 npu_ops::emulated::permutex2var_epi8
 #define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32
 #define _mm512_dpbusd_epi32 npu_ops::emulated::dpbusd_epi32
