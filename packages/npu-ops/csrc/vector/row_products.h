@@ -16,7 +16,8 @@ constexpr int kProductBatch = 4;
 constexpr int64_t kProductRows = 64;      // weight rows whose sums are kept meanwhile
 constexpr int64_t kProductBytes = 24576;  // of the packed rows that a pass keeps in L1
 constexpr int64_t kProductAhead = 1024;   // bytes
-constexpr int64_t kShortRow = 2048;       // elements
+constexpr int64_t kHeldRow = kProductBytes / 16;  // elements of eight rows that a pass keeps in L1
+constexpr int64_t kShortRow = 2048;                // elements
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
 // as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.
@@ -29,11 +30,20 @@ struct Ahead {
 template <int M>
 constexpr int kProductStreams = kProductBatch == 4 ? (M > 2 ? 3 : 4) : M > 6 ? 3 : 4;
 
+// Whether tiles of eight packed rows hold the weight rows in registers and read the packed ones from L1, where both come in one pass. The
+// other way round the packed ones do not all fit in registers, and are read again for each weight row.
+template <class T>
+NPU_INLINE bool hold_rows(int64_t k) {
+  return kProductBatch == 8 && __is_same(T, bf16) && k <= kHeldRow;
+}
+
 // Batches that `size` packed rows are taken in. With AVX512_BF16, three weight rows by eight packed ones are faster than twice four by four
-// where the weight rows are long, since the second time they come from L2; where they are short, or are widened first, six at most are.
+// where the weight rows are long, since the second time they come from L2, and where they can be held; else, or if they are widened first,
+// six at most are.
 template <class T>
 NPU_INLINE int64_t product_batches(int64_t size, int64_t k) {
-  return ceil_div(size, kProductBatch == 8 && (!__is_same(T, bf16) || k <= kShortRow) ? 6 : kProductBatch);
+  const bool eight = __is_same(T, bf16) && (k > kShortRow || hold_rows<T>(k));
+  return ceil_div(size, kProductBatch == 8 && !eight ? 6 : kProductBatch);
 }
 
 // As row_dots, where the weight rows are fewer than the packed ones: they are what registers hold. Returns how far it came.
@@ -45,7 +55,7 @@ NPU_INLINE int64_t held_row_dots(F (&acc)[R][M], const T* const (&w)[R], const t
     typename D::Vector v[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + ahead, 0, 2);
+      if (kProductBatch == 4 || ahead) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + ahead, 0, 2);
       v[r] = D::template part<0>(w[r] + j);
     }
 #pragma GCC unroll 8
@@ -60,7 +70,7 @@ NPU_INLINE int64_t held_row_dots(F (&acc)[R][M], const T* const (&w)[R], const t
 
 // R weight rows, k elements from w[r] on, by M packed rows. The sums so far lie in `sums`, R * M vectors, unless these are the first.
 // Fetches what lies `ahead` bytes further in the weight rows (0: nothing). Not inlined: the loop needs all registers.
-template <class T, int R, int M>
+template <class T, int R, int M, bool Held = kProductBatch == 4>
 __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx,
                                         int64_t k, int64_t ahead) {
   int64_t done = 0;
@@ -78,7 +88,7 @@ __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) acc[r][m] = first ? F{} : load(sums + (r * M + m) * W);
-  if constexpr (R > 1 && R < M && RowDot<T>::kParts == 1 && kProductBatch == 4) done = held_row_dots<T, R, M>(acc, w, x, ldx, k, ahead);
+  if constexpr (R > 1 && R < M && RowDot<T>::kParts == 1 && Held) done = held_row_dots<T, R, M>(acc, w, x, ldx, k, ahead);
   const T* rest[R];
   for (int r = 0; r < R; ++r) rest[r] = w[r] + done;
   row_dots<T, R, M>(acc, rest, x + done, ldx, k - done, ahead);
@@ -105,6 +115,12 @@ inline void rows_by_batch(float* out, int64_t ldo, const typename RowDot<T>::Pac
       const T* w[R];
       for (int r = 0; r < R; ++r) w[r] = row(r * per + i) + from;
       const int64_t further = stream ? kProductAhead : i % ahead.batches == ahead.batch ? ahead.next : 0;
+      if constexpr (kProductBatch == 8 && R < 4) {
+        if (hold_rows<T>(k)) {
+          row_tile<T, R, M, true>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further);
+          continue;
+        }
+      }
       row_tile<T, R, M>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further);
     }
     for (int64_t i = R * per; i < rows; ++i) {

@@ -43,16 +43,17 @@ struct TurnedPanels {
 // Row r of c, at c + r * ldc, = (or +=) one of R weight rows, `stride` elements apart, by the first V * W rows of x, k elements of each.
 template <int R, int V>
 __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
-  F acc[R][V];
+  constexpr int kTurns = V == 1 ? 2 : 1;  // one after the other: six products alone would wait for those before them
+  F acc[kTurns][R][V] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[r][v] = add ? load(c + r * ldc + v * W) : F{};
+    for (int v = 0; v < V; ++v) acc[0][r][v] = add ? load(c + r * ldc + v * W) : F{};
   const float *panel = x.data, *next_panel = panel + (V > 2 ? x.size : 0);
   const bf16* rows[(R + 2) / 3];  // each third one: the others are once and twice the stride from it
 #pragma GCC unroll 2
   for (int r = 0; r < (R + 2) / 3; ++r) rows[r] = w + 3 * r * stride;
-  const auto step = [&](int64_t j, auto pair_at) __attribute__((always_inline)) {
+  const auto step = [&](int turn, int64_t j, auto pair_at) __attribute__((always_inline)) {
     __m512bh columns[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) columns[v] = load_raw<__m512bh>((v < 2 ? panel : next_panel) + j / 2 * kPanel + v % 2 * W);
@@ -60,7 +61,7 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
     for (int r = 0; r < R; ++r) {
       const __m512bh pair = (__m512bh)(pair_at(rows[r / 3] + r % 3 * stride + j) - I{});
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[r][v] = (F)_mm512_dpbf16_ps((__m512)acc[r][v], columns[v], pair);
+      for (int v = 0; v < V; ++v) acc[turn][r][v] = (F)_mm512_dpbf16_ps((__m512)acc[turn][r][v], columns[v], pair);
     }
   };
   const auto both = [](const bf16* at) __attribute__((always_inline)) {
@@ -74,14 +75,17 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
     for (int r = 0; r < R; ++r)
       __builtin_prefetch(reinterpret_cast<const char*>(rows[r / 3] + r % 3 * stride + j) + kTurnedAhead, 0, 2);
 #pragma GCC unroll 1
-    for (int64_t i = j; i < j + kTurnedLine; i += 2) step(i, both);
+    for (int64_t i = j; i < j + kTurnedLine; i += 2 * kTurns) {
+      step(0, i, both);
+      if constexpr (kTurns == 2) step(1, i + 2, both);
+    }
   }
-  for (; j + 2 <= k; j += 2) step(j, both);
-  if (j < k) step(j, [](const bf16* at) __attribute__((always_inline)) { return static_cast<int32_t>(at->bits); });
+  for (; j + 2 <= k; j += 2) step(0, j, both);
+  if (j < k) step(0, j, [](const bf16* at) __attribute__((always_inline)) { return static_cast<int32_t>(at->bits); });
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(c + r * ldc + v * W, acc[r][v]);
+    for (int v = 0; v < V; ++v) store(c + r * ldc + v * W, kTurns == 2 ? acc[0][r][v] + acc[kTurns - 1][r][v] : acc[0][r][v]);
 }
 
 template <int V, int R = kTurnedRows>

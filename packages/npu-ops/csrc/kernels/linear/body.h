@@ -36,14 +36,22 @@ constexpr int64_t kFewRows = 18;
 // block of columns; but each part of the rows packs the weights anew.
 constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
 
-constexpr int64_t kGroupRows = 48;       // weight rows of a group: a multiple of what row_products takes at a time
-constexpr int64_t kGroupBytes = 131072;  // of them; L2 holds the group, and the rows of x
+constexpr int64_t kGroupRows = 48;  // weight rows of a group: a multiple of what row_products takes at a time
+#if defined(NPU_AVX512)
+constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
+#else
+constexpr int64_t kGroupBytes = 128 << 10;  // L2 is 512 KiB at least
+#endif
 
-// Weight rows of a group of k elements each.
+// Weight rows of a group of k elements each, where there are so many columns. The more of them, the longer are the streams of memory; but
+// each thread gets several groups.
 template <class T>
-NPU_INLINE int64_t group_rows(int64_t k) {
+NPU_INLINE int64_t group_rows(int64_t k, int64_t columns, const Parallel& parallel) {
   int64_t group = kGroupRows;
-  while (group > 12 && group * k * static_cast<int64_t>(sizeof(T)) > kGroupBytes) group /= 2;
+  const auto too_large = [&] {
+    return group * k * static_cast<int64_t>(sizeof(T)) > kGroupBytes || ceil_div(columns, group) < 8 * parallel.num_threads();
+  };
+  while (group > 12 && too_large()) group /= 2;
   return group;
 }
 
@@ -86,7 +94,7 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
   parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) pack_row<T>(x + m * ldx, static_cast<const T*>(p.x) + m * p.ldx, p.k);
   });
-  const int64_t group = group_rows<T>(p.k);
+  const int64_t group = group_rows<T>(p.k, columns, parallel);
   const int64_t groups = ceil_div(columns, group);
   // about eight pieces a thread, none below 64 KiB of weights
   const int64_t bytes = Epilogue::kSides * group * greater(1, p.k) * static_cast<int64_t>(sizeof(T));
