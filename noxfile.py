@@ -454,7 +454,7 @@ def next_python(session: nox.Session) -> str:
         native = ("--no-build-isolation",) if package in PACKAGES[:2] else ()
         uv(session, *install, "--no-deps", *native, "-e", f"packages/{package}", env=env)
     siblings = [part for package in PACKAGES[2:] for part in ("-e", f"packages/{package}")]
-    uv(session, *install, "--overrides", str(overrides), "--group", "test", *siblings)
+    uv(session, *install, "--overrides", str(overrides), "--group", "test", "--group", "bench", *siblings)
     return python
 
 
