@@ -179,3 +179,53 @@ def test_atomic_operations_of_floats(dtype):
     z = torch.zeros(1, dtype=torch.int64, device="npu")
     float_atomic_kernel[(8,)](x, y, z, 32)
     assert (x.item(), y.tolist(), z.item()) == (256, [21, -10], 5)
+
+
+@triton.jit
+def single_kernel(x, o):
+    first, second = tl.split(tl.load(x + tl.arange(0, 2)) * 2)
+    tl.assume(second > 0)
+    if first > 80:
+        tl.store(o, first)
+        tl.store(o + 1, second)
+    flag = tl.full((32, 32), 1, tl.int1)
+    tl.store(o + 2, tl.sum(flag, dtype=tl.int1).to(tl.int32))
+    tl.store(o + 3, tl.sum(flag).to(tl.int32))
+
+
+def test_tensors_of_one_element_and_numbers_of_one_bit():
+    out = torch.zeros(4, dtype=torch.int32, device="npu")
+    single_kernel[(1,)](torch.tensor([40, 7], dtype=torch.int32, device="npu"), out)
+    assert out.tolist() == [0, 0, 0, 1024]
+    single_kernel[(1,)](torch.tensor([41, 7], dtype=torch.int32, device="npu"), out)
+    assert out.tolist() == [82, 14, 0, 1024]
+
+
+@triton.jit
+def timed_kernel(x, o, N: tl.constexpr):
+    begin = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    for _ in range(1000):
+        tl.store(x + tl.arange(0, N), tl.load(x + tl.arange(0, N)) + 1)
+    end = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    tl.store(o, end - begin)
+
+
+def test_the_clock_of_a_gpu_is_the_clock_of_the_host():
+    x, out = torch.zeros(64, device="npu"), torch.zeros(1, dtype=torch.int64, device="npu")
+    timed_kernel[(1,)](x, out, 64)
+    assert x.eq(1000).all()
+    assert 0 < out.item() < 10**10
+
+
+@triton.jit
+def unrolled_kernel(o, n, BY: tl.constexpr):
+    for step in tl.range(0, n, loop_unroll_factor=BY):
+        tl.atomic_add(o, step)
+
+
+def test_a_loop_is_unrolled_as_often_as_it_asks():
+    out = torch.zeros(1, dtype=torch.int32, device="npu")
+    for factor in (1, 4):
+        kernel = unrolled_kernel[(1,)](out, 10, factor)
+        assert kernel.asm["ttir"].count("tt.atomic_rmw") >= factor
+    assert out.item() == 90

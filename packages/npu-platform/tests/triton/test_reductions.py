@@ -29,7 +29,9 @@ def test_reductions(dtype, axis, shape):
     out, places = torch.empty(3, size, dtype=dtype, device="npu"), torch.empty(2, size, dtype=torch.int32, device="npu")
     reduction_kernel[(1,)](x.to("npu"), out, places, *shape, axis, size)
     expected = torch.stack([x.float().sum(axis).to(dtype).flatten(), x.amax(axis).flatten(), x.amin(axis).flatten()])
-    torch.testing.assert_close(out.cpu(), expected, rtol=1e-2 if dtype is torch.bfloat16 else 0, atol=0)
+    rounded = 4 if dtype is torch.bfloat16 else 0  # of sums that went through some hundreds
+    torch.testing.assert_close(out.cpu()[0], expected[0], rtol=0, atol=rounded)
+    assert torch.equal(out.cpu()[1:], expected[1:])
     moved = x.movedim(axis, 0).reshape(shape[axis], size)
     first = [
         [column.tolist().index(best) for column, best in zip(moved.T, row.tolist(), strict=True)]

@@ -126,6 +126,7 @@ def _ttir(module: Any, _metadata: dict[str, Any]) -> Any:
     passes.common.add_cse(manager)
     passes.ttir.add_triton_licm(manager)
     passes.common.add_symbol_dce(manager)
+    passes.ttir.add_loop_unroll(manager)
     try:
         manager.run(module, "npu_ttir")
     except TypeError:  # Triton 3.5 takes no name

@@ -1,4 +1,4 @@
-"""Owns what a kernel says: assertions, which fail the launch, and printed values."""
+"""Owns what a kernel says: assertions, which fail the launch, printed values, and what it lets the compiler assume."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ def assertion(writer: Writer, operation: Operation) -> None:
         "store",
     )
     writer.close()
+
+
+def assume(_writer: Writer, _operation: Operation) -> None:
+    """Write nothing: what is assumed would make no loop faster, and nothing faster is worth a wrong assumption."""
 
 
 def print_values(writer: Writer, operation: Operation) -> None:
@@ -63,4 +67,4 @@ def c_string(text: str) -> str:
     return f'"{escaped}"'
 
 
-HANDLERS = {"tt.assert": assertion, "tt.print": print_values}
+HANDLERS = {"tt.assert": assertion, "tt.print": print_values, "llvm.intr.assume": assume}

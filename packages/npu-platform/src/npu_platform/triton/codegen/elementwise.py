@@ -140,10 +140,11 @@ def inline_assembly(writer: Writer, operation: Operation) -> None:
         terms = [writer.read(value, index) for value in values]
         return _ASSEMBLY[text].format(*terms, T=kind.c)
 
-    writer.define(operation.results[0], kind, read)
+    writer.define(operation.results[0], kind, read, None if values else "store")  # a clock is read in its turn
 
 
 _ASSEMBLY = {
+    "mov.u64 $0, %globaltimer;": "nanoseconds()",
     "mov.b32 $0, $1;": "bits<{T}>({0})",
     "cvt.rs.f16x2.f32 $0, $2, $1, $3;": "round_stochastically({0}, {1})",
     ".reg .b8 tmp; cvt.rn.satfinite.e2m1x2.f32 tmp, $1, $2; cvt.u32.u8 $0, tmp;": "{T}(pack_e2m1({0}, {1}))",

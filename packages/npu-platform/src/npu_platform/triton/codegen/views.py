@@ -105,13 +105,21 @@ def _transpose(operation: Operation, value: Value, _kind: Type, index: Index) ->
 
 
 def splat(writer: Writer, operation: Operation) -> None:
-    """Write a scalar, or the only element of a tensor, for all elements."""
+    """Write a scalar for all elements."""
     (value,) = writer.operands(operation)
     place = ("0",) * len(value.type.shape)
     kind = operation.result_types[0]
     writer.define_lazily(
         operation.results[0], kind, lambda _index: writer.read(value, place), (value,), value.cost, uniform=True
     )
+
+
+def unsplat(writer: Writer, operation: Operation) -> None:
+    """Write the only element of a tensor as a scalar; TTIR's text names the tensor's type alone."""
+    writer.close()
+    (value,) = writer.operands(operation)
+    place = ("0",) * len(value.type.shape)
+    writer.define(operation.results[0], Type(value.type.element), lambda _index: writer.read(value, place))
 
 
 def reshape(writer: Writer, operation: Operation) -> None:
@@ -183,7 +191,7 @@ HANDLERS: dict[str, Callable[[Writer, Operation], None]] = {
     "tt.get_num_programs": num_programs,
     "tt.make_range": make_range,
     "tt.splat": splat,
-    "tt.unsplat": splat,
+    "tt.unsplat": unsplat,
     "tt.expand_dims": _view(_expand_dims),
     "tt.broadcast": _view(_broadcast),
     "tt.reshape": reshape,

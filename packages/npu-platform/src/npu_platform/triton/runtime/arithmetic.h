@@ -2,6 +2,10 @@
 // which in a masked lane is no error, gives zero instead of a signal.
 #pragma once
 
+#include <time.h>
+
+#include <type_traits>
+
 #include "types.h"
 
 namespace npu_triton {
@@ -13,8 +17,8 @@ namespace npu_triton {
     (void)sizeof(U);                 \
     return T(expression);            \
   }
-NPU_BINARY(addi, U(a) + U(b))
-NPU_BINARY(subi, U(a) - U(b))
+NPU_BINARY(addi, (std::is_same_v<T, bool> ? U(a) != U(b) : U(a) + U(b)))  // a number of one bit wraps as well
+NPU_BINARY(subi, (std::is_same_v<T, bool> ? U(a) != U(b) : U(a) - U(b)))
 NPU_BINARY(muli, uint64_t(U(a)) * uint64_t(U(b)))
 NPU_BINARY(andi, a & b)
 NPU_BINARY(ori, a | b)
@@ -32,9 +36,12 @@ NPU_BINARY(maxui, U(a) > U(b) ? a : b)
 NPU_BINARY(minui, U(a) < U(b) ? a : b)
 #undef NPU_BINARY
 
-NPU_INLINE bool addi(bool a, bool b) { return a != b; }
-NPU_INLINE bool subi(bool a, bool b) { return a != b; }
-NPU_INLINE bool muli(bool a, bool b) { return a && b; }
+// The clock that a GPU calls %globaltimer.
+NPU_INLINE int64_t nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
 
 template <class T>
 NPU_INLINE T ceildivsi(T a, T b) {
