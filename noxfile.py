@@ -274,8 +274,8 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    alone = ("kvconnector", "triton", "runners", "scale", "ranks", "collectives")  # without a peer
-    if options and options[0] in (*suites, *alone, "statlogger", "features"):
+    alone = ("kvconnector", "triton", "runners", "scale", "ranks")  # without a peer
+    if options and options[0] in (*suites, *alone, "statlogger", "features", "collectives"):
         suites = [options.pop(0)]
     for suite in suites:
         if suite in alone:

@@ -1,34 +1,38 @@
-"""npuccl beside gloo in one run, interleaved: ``python -m tests.benchmarks.collectives``.
+"""npuccl beside gloo and vLLM CPU's shared memory in one run, in turns: ``nox -s bench -- collectives``.
 
-Two processes run the same collective on npu tensors (npuccl) and on CPU tensors (gloo), in turns; a figure is the median
-time of one call in microseconds over all rounds, of the slower rank. "busy" is beside one process that computes without
-end, on a machine of few cores; "replay" is the call as a node of a graph of 50, which no Python runs between.
+Two processes run the same collective on npu tensors (npuccl) and on CPU tensors (gloo); with ``--peer-python`` two more, in
+an environment with vLLM's CPU build, call what its communicator calls (``shm_allreduce``, ``shm_all_gather``). A figure is
+the median over the rounds of the time of one call in microseconds, of the slower rank. "busy" is beside one process that
+computes without end, on a machine of few cores; "replay" is the call as a node of a graph, which no Python runs between.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from tests.benchmarks.machine import machine
+from tests.benchmarks.machine import commit, machine
 
 SIZES = [1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20]
 COLLECTIVES = ["all_reduce", "all_gather", "broadcast"]
-IN_GRAPH = 50
+OWN = ["gloo", "npuccl", "replay"]
+PEER = "vLLM CPU"
+OF_THE_PEER = COLLECTIVES[:2]
+HERE = Path(__file__).parent
 
-HEAD = """# Collectives of {ranks} ranks beside gloo
+HEAD = """# Collectives of {ranks} ranks
 
-`python -m tests.benchmarks.collectives --page FILE`, which tells what is measured. Machine: {machine}; bfloat16, medians of
-{rounds} interleaved rounds, microseconds a call.
+`{command}` tells what is measured. {date} UTC, commit {commit}. Machine: {machine}; bfloat16, medians of {rounds} rounds in turns, microseconds a call.
 """
 
 Figures = dict[tuple[str, int, str], float]  # (collective, elements, contestant) -> us
@@ -37,139 +41,128 @@ Figures = dict[tuple[str, int, str], float]  # (collective, elements, contestant
 def main() -> None:
     """Measure quiet, then beside a busy process, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.collectives", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default 11)")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds in turns (default 11)")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="elements of bfloat16")
+    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
+    parser.add_argument("--neighbours", nargs="+", choices=["quiet", "busy"], default=["quiet", "busy"])
     parser.add_argument("--quick", action="store_true", help="three rounds of three sizes")
+    parser.add_argument("--peer-python", help="interpreter of an environment with vLLM's CPU build")
     parser.add_argument("--page", type=Path, help="file to write the tables into")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.sizes = 3, SIZES[::3]
-    os.environ |= {
-        "NPU_SIMULATOR_DEVICES": str(options.ranks),
-        "NPU_SIMULATOR_MEMORY": "1GiB",
-        "OMP_NUM_THREADS": "1",
-    }
-    parts = [HEAD.format(machine=machine(), ranks=options.ranks, rounds=options.rounds)]
-    for busy in (False, True):
-        figures = measure(options.ranks, options.rounds, options.sizes, busy=busy)
-        parts.append(f"## {'Beside a busy process' if busy else 'Quiet'}\n\n{table(figures, options.sizes)}\n")
+    told = {"command": "python -m tests.benchmarks.collectives", "commit": commit(), "machine": machine()}
+    told |= {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
+    parts = [HEAD.format(ranks=options.ranks, rounds=options.rounds, **told)]
+    for neighbour in options.neighbours:
+        with busy() if neighbour == "busy" else contextlib.nullcontext():
+            figures = measure(options)
+        title = "Beside a busy process" if neighbour == "busy" else "Quiet"
+        parts.append(f"## {title}\n\n{table(figures, options)}\n")
     text = "\n".join(parts)
     print(text)
     if options.page:
         options.page.write_text(text)
 
 
-def measure(ranks: int, rounds: int, sizes: list[int], *, busy: bool) -> Figures:
-    """Run the ranks and return rank 0's medians."""
-    context = multiprocessing.get_context("spawn")
-    neighbour = context.Process(target=spin, daemon=True)
-    if busy:
-        neighbour.start()
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=rank_main, args=(rank, ranks, f"{folder}/store", rounds, sizes, results))
-            for rank in range(ranks)
-        ]
+def measure(options: argparse.Namespace) -> Figures:
+    """Let all contestants do each case in turns, and return the medians."""
+    times: dict[tuple[str, int, str], list[float]] = {}
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+        ours = stack.enter_context(ranks([sys.executable, "-m", "tests.benchmarks.collectives_rank"], folder, options))
+        who = dict.fromkeys(OWN, ours)
+        if options.peer_python:
+            command = [options.peer_python, str(HERE / "collectives_peer.py")]
+            who[PEER] = stack.enter_context(ranks(command, folder, options))
+        for _ in range(options.rounds):
+            for name in options.collectives:
+                for elements in options.sizes:
+                    for contestant, processes in who.items():
+                        if contestant != PEER or name in OF_THE_PEER:
+                            took = ask(processes, [name, elements, contestant])
+                            times.setdefault((name, elements, contestant), []).append(took)
+    return {case: statistics.median(each) for case, each in times.items()}
+
+
+@contextlib.contextmanager
+def ranks(command: list[str], folder: str, options: argparse.Namespace) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run the ranks of a contestant, each of which does what it is asked on its input, and yield them when all are up."""
+    environ = os.environ | {
+        "NPU_SIMULATOR_DEVICES": str(options.ranks),
+        "NPU_SIMULATOR_MEMORY": "1GiB",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(options.ranks), folder],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(options.ranks)
+    ]
+    try:
+        ask(processes, "join")
+        yield processes
+    finally:
         for process in processes:
-            process.start()
-        figures: Figures = results.get(timeout=1800)
-        for process in processes:
-            process.join()
-    if busy:
+            process.kill()
+            process.wait()
+
+
+def ask(processes: list[subprocess.Popen[str]], what: object) -> float:
+    """Ask all ranks for the same and return the largest of their answers."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(what) + "\n")
+        process.stdin.flush()
+    return max(answer(process) for process in processes)
+
+
+def answer(process: subprocess.Popen[str]) -> float:
+    """Return what a rank answers; lines of its libraries are passed over."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ANSWER "):
+            return float(line.removeprefix("ANSWER "))
+    msg = f"a rank ended: {process.args}"
+    raise RuntimeError(msg)
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Run a process that computes without end, as a neighbour on the machine does."""
+    neighbour = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
+    neighbour.start()
+    try:
+        yield
+    finally:
         neighbour.kill()
-    return figures
-
-
-def rank_main(
-    rank: int, size: int, store: str, rounds: int, sizes: list[int], results: multiprocessing.Queue[Figures]
-) -> None:
-    """Time every case in turns; rank 0 reports."""
-    torch.npu.set_device(rank)
-    torch.set_num_threads(1)
-    dist.init_process_group("cpu:gloo,npu:npuccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    cases = {
-        (name, elements, contestant): case
-        for name in COLLECTIVES
-        for elements in sizes
-        for contestant, case in contestants(name, elements, size).items()
-    }
-    times: dict[tuple[str, int, str], list[float]] = {key: [] for key in cases}
-    for _ in range(rounds):
-        for key, (calls, run) in cases.items():
-            times[key].append(slowest(run, calls))
-    if rank == 0:
-        results.put({key: statistics.median(each) for key, each in times.items()})
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def contestants(name: str, elements: int, ranks: int) -> dict[str, tuple[int, Callable[[], None]]]:
-    """Return for each contestant how many calls one run makes, and the run."""
-    calls = max(2, min(50, (1 << 22) // elements))
-    graph = torch.npu.NPUGraph()
-    eager = call(name, elements, ranks, "npu")
-    with torch.npu.graph(graph):
-        for _ in range(IN_GRAPH if elements <= 1 << 16 else 2):
-            eager()
-    return {
-        "gloo": (calls, repeat(call(name, elements, ranks, "cpu"), calls)),
-        "npuccl": (calls, repeat(eager, calls)),
-        "replay": (IN_GRAPH if elements <= 1 << 16 else 2, graph.replay),
-    }
-
-
-def call(name: str, elements: int, ranks: int, device: str) -> Callable[[], object]:
-    """Return one call of the collective on tensors of its own."""
-    mine = torch.ones(elements, dtype=torch.bfloat16, device=device)
-    if name == "all_reduce":
-        return lambda: dist.all_reduce(mine)
-    if name == "broadcast":
-        return lambda: dist.broadcast(mine, 0)
-    whole = torch.empty(elements * ranks, dtype=torch.bfloat16, device=device)
-    return lambda: dist.all_gather_single(whole, mine)
-
-
-def repeat(once: Callable[[], object], calls: int) -> Callable[[], None]:
-    """Return a run of so many calls."""
-
-    def run() -> None:
-        for _ in range(calls):
-            once()
-
-    return run
-
-
-def slowest(run: Callable[[], object], calls: int) -> float:
-    """Return the time of one call in microseconds on the rank that took longest."""
-    run()
-    dist.barrier()
-    started = time.perf_counter()
-    run()
-    took = torch.tensor([(time.perf_counter() - started) / calls * 1e6], dtype=torch.float64)
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)
 
 
 def spin() -> None:
-    """Compute without end, as a neighbour on the machine does."""
+    """Compute until the parent is gone."""
     while os.getppid() != 1:
         sum(range(100_000))
 
 
-def table(figures: Figures, sizes: list[int]) -> str:
-    """Return the medians as a Markdown table."""
+def table(figures: Figures, options: argparse.Namespace) -> str:
+    """Return the medians as a Markdown table, with how many times faster npuccl is than the fastest of the others."""
+    peers = [name for name in ("gloo", PEER) if any(case[2] == name for case in figures)]
     lines = [
-        "| collective | elements | gloo us | npuccl us | times faster | in a graph us | times faster |",
-        "|---|---|---|---|---|---|---|",
+        f"| collective | elements | {' us | '.join(peers)} us | npuccl us | times faster | in a graph us | times faster |",
+        f"|---|---|{'---|' * len(peers)}---|---|---|---|",
     ]
-    for name in COLLECTIVES:
-        for elements in sizes:
-            gloo, eager, replay = (figures[name, elements, who] for who in ("gloo", "npuccl", "replay"))
-            lines.append(
-                f"| {name} | {elements} | {gloo:.0f} | {eager:.1f} | {gloo / eager:.1f} | {replay:.1f} | {gloo / replay:.1f} |"
-            )
+    for name in options.collectives:
+        for elements in options.sizes:
+            theirs = [figures.get((name, elements, peer)) for peer in peers]
+            best = min(each for each in theirs if each is not None)
+            eager, replay = (figures[name, elements, who] for who in OWN[1:])
+            cells = ["-" if each is None else f"{each:.1f}" for each in theirs]
+            cells += [f"{eager:.1f}", f"{best / eager:.2f}", f"{replay:.1f}", f"{best / replay:.2f}"]
+            lines.append(f"| {name} | {elements} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
