@@ -47,7 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
     "stages, asynchronously": {"pipeline_parallel_size": 2, "async_scheduling": True},
     "ranks": {"tensor_parallel_size": 2},
 }
-KEY = 7
 PROGRAM = """
 import json, sys
 from vllm import LLM, SamplingParams
@@ -92,17 +91,6 @@ def test_a_users_own_processor(model: Path, tmp_path: Path) -> None:
             assert max(output) < 64
         else:
             assert_greedy(load(model), prompt, output)
-
-
-def test_a_watermark_is_found_with_its_key_alone(model: Path, tmp_path: Path) -> None:
-    from vllm.v1.watermarking import GumbelWatermarkDetector
-
-    sampling = {"temperature": 1.0, "max_tokens": 100, "ignore_eos": True, "seed": 1}
-    rounds = [{"prompts": PROMPTS, "sampling": [sampling, sampling | {"watermarking": False}] * 3}]
-    run = run_engine(tmp_path, model, rounds, V2, **ENGINE, watermark_config={"key": KEY})
-    for index, output in enumerate(run.tokens(0)):
-        found = [GumbelWatermarkDetector(key, p_value_threshold=1e-4).detect(output) for key in (KEY, KEY + 1)]
-        assert [each.is_watermarked for each in found] == [index % 2 == 0, False]
 
 
 def test_watermarks_are_found_with_their_key_and_no_other(model: Path, tmp_path: Path) -> None:
