@@ -3,12 +3,14 @@
     python -m tests.mutants FOLDER [--only WORDS] [--table FILE]
 
 FOLDER is a checkout of its own with an environment and a build of its own; `nox -s mutants` makes it. Ends with 1 where
-a fault passed unnoticed. The table of faults and tests goes to FILE between its two marks.
+a fault passed unnoticed, and at once where tests fail without one: what they notice would mean nothing. The table of
+faults and tests goes to FILE between its two marks.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import subprocess
 import sys
@@ -63,6 +65,7 @@ def failing_test(folder: Path, fault: Fault) -> str | None:
     if sound.count(fault.find) != 1:
         msg = f"{fault.name}: its text occurs {sound.count(fault.find)} times in {fault.file}: bring faults.toml up to date"
         raise SystemExit(msg)
+    check_without_fault(folder, tuple(fault.tests))
     file.write_text(sound.replace(fault.find, fault.replace))
     try:
         build(folder, fault)
@@ -70,6 +73,14 @@ def failing_test(folder: Path, fault: Fault) -> str | None:
     finally:
         file.write_text(sound)
         build(folder, fault)
+
+
+@functools.cache
+def check_without_fault(folder: Path, tests: tuple[str, ...]) -> None:
+    """Raise SystemExit where tests fail on sound code."""
+    if (failed := first_failure(folder, [*tests])) is not None:
+        msg = f"{failed} fails without a fault: mend it first, or build {folder} anew"
+        raise SystemExit(msg)
 
 
 def build(folder: Path, fault: Fault) -> None:
