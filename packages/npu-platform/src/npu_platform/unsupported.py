@@ -265,7 +265,22 @@ def _v2_runner(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _attention(vllm_config: VllmConfig) -> Iterator[str]:
-    attention = vllm_config.attention_config
+    from npu_platform.attention.registration import backend_for
+
+    attention, model, cache = vllm_config.attention_config, vllm_config.model_config, vllm_config.cache_config
+    if model is not None and not model.is_attention_free:
+        name, backend = backend_for(model.use_mla)
+        if attention.backend is not None and attention.backend.name != name:
+            yield (
+                f"Attention backend {attention.backend.name} does not run on npu: leave out --attention-backend or "
+                f"pass {name}."
+            )
+        elif not backend.supports_kv_cache_dtype(cache.cache_dtype):
+            known = ", ".join(backend.supported_kv_cache_dtypes)
+            yield (
+                f"{name} has no KV cache of the kind {cache.cache_dtype}: leave out --kv-cache-dtype, or pass one of "
+                f"{known}."
+            )
     if attention.backend_per_kind or attention.mla_prefill_backend is not None:
         yield "npu has one attention backend a kind: leave out backend_per_kind and mla_prefill_backend."
     if attention.use_prefill_query_quantization:

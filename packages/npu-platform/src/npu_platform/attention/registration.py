@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 BACKEND_NAME = "NPU_PAGED"
@@ -24,23 +25,29 @@ def register_attention_backend() -> None:
             register_backend(name, path)
 
 
+def backend_for(use_mla: bool) -> tuple[str, type[AttentionBackend]]:
+    """Return the name and the class of the backend of a model's attention."""
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    name, path = (MLA_BACKEND_NAME, MLA_BACKEND_CLASS) if use_mla else (BACKEND_NAME, BACKEND_CLASS)
+    return name, resolve_obj_by_qualname(path)
+
+
 def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
     """Return the dotted name of the backend for a layer.
 
     `selected` is the member that ``--attention-backend`` names, or None. Raises UnsupportedFeatureError naming
     everything in `selector` that the backend cannot do.
     """
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
     register_attention_backend()
-    name, path = (MLA_BACKEND_NAME, MLA_BACKEND_CLASS) if selector.use_mla else (BACKEND_NAME, BACKEND_CLASS)
+    name, backend = backend_for(selector.use_mla)
     if selected is not None and selected.name != name:
         remedy = f"leave out --attention-backend or pass {name}"
         msg = f"attention backend {selected.name} does not run on npu: {remedy}."
         raise UnsupportedFeatureError(msg)
-    reasons = resolve_obj_by_qualname(path).validate_configuration(device_capability=None, **selector._asdict())
+    reasons = backend.validate_configuration(device_capability=None, **selector._asdict())
     if reasons:
         remedy = "leave out the setting that asks for it, such as --kv-cache-dtype, or serve another model"
         msg = f"{name} cannot run this layer ({'; '.join(reasons)}): {remedy}. The layer: {selector}."
         raise UnsupportedFeatureError(msg)
-    return path
+    return MLA_BACKEND_CLASS if selector.use_mla else BACKEND_CLASS
