@@ -46,6 +46,18 @@ SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a s
 SPARE = 64  # steps of a part of the batch, at most
 FILLED = 2048  # tokens; to compute a longer context takes minutes and says nothing about its steps
 
+_FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+_PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2}
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "random": {"temperature": 0.8},
+    "top-k, top-p": _FILTERS,
+    "penalties": {"temperature": 0.0, **_PENALTIES},
+    "all of these, min-p": {**_FILTERS, **_PENALTIES, "min_p": 0.02},
+    "5 logprobs": {"temperature": 0.0, "logprobs": 5},
+}
+"""How tokens are chosen."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -56,13 +68,16 @@ class Case:
     context: int
     batch: int = 1
     samples: int = 64
+    sampling: str = "greedy"
+    """A key of SAMPLING."""
 
     @property
     def name(self) -> str:
         """What the tables call it."""
-        return (
-            f"prefill {self.context}" if self.kind == "prefill" else f"decode batch {self.batch} context {self.context}"
-        )
+        if self.kind == "prefill":
+            return f"prefill {self.context}"
+        chosen = "" if self.sampling == "greedy" else f", {self.sampling}"
+        return f"decode batch {self.batch} context {self.context}{chosen}"
 
     @property
     def filled(self) -> bool:
@@ -103,7 +118,12 @@ WHOLE = [
 ]
 TRIAL = [*prefills(64), Case("decode", 64, 1, 8), Case("decode", 64, 2, 8)]
 SPLIT = [*prefills(512), *(Case("decode", 64, batch, 32) for batch in (1, 8, 32))]  # where the time goes
-CHOICES = {"quick": QUICK, "whole": WHOLE, "trial": TRIAL, "split": SPLIT}
+RUNNERS = [
+    *prefills(512),
+    *(Case("decode", 64, batch, 32) for batch in (1, 2, 4, 8, 16, 32)),
+    *(Case("decode", 64, batch, 32, sampling) for sampling in list(SAMPLING)[1:] for batch in (1, 8, 32)),
+]
+CHOICES = {"quick": QUICK, "whole": WHOLE, "trial": TRIAL, "split": SPLIT, "runners": RUNNERS}
 
 
 def weight_bytes(shape: dict[str, object], item: int = 2) -> int:

@@ -19,7 +19,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.engine_cases import CHOICES, SETTLE, Case, cache_bytes, longest
+from tests.benchmarks.engine_cases import CHOICES, SAMPLING, SETTLE, Case, cache_bytes, longest
 from tests.benchmarks.split import split_of_steps
 
 # vLLM's own way to measure decode alone: it says that all of a prompt but its last token is in a cache, and fills that.
@@ -72,7 +72,7 @@ def profiler(folder: str) -> dict[str, Any]:
 
 
 class Timer:
-    """Runs random prompts through an engine, greedily, and notes when tokens come."""
+    """Runs random prompts through an engine and notes when tokens come."""
 
     def __init__(self, engine: Any, vocabulary: int, adapters: Sequence[Any] = ()) -> None:
         """`adapters`: what asks for each; the sequences of a batch take them in turn."""
@@ -86,7 +86,7 @@ class Timer:
             return [self.run(1, case.context, 1)[0][0] for _ in range(case.samples)]
         whole = [
             at
-            for at, tokens in self.run(case.batch, case.context, case.steps, case.whole_steps)
+            for at, tokens in self.run(case.batch, case.context, case.steps, case.whole_steps, SAMPLING[case.sampling])
             if tokens == case.batch
         ]
         steps = [after - before for before, after in pairwise(whole)][SETTLE : SETTLE + case.samples]
@@ -95,7 +95,14 @@ class Timer:
             raise RuntimeError(msg)
         return steps
 
-    def run(self, batch: int, length: int, tokens: int, enough: int | None = None) -> list[tuple[float, int]]:
+    def run(
+        self,
+        batch: int,
+        length: int,
+        tokens: int,
+        enough: int | None = None,
+        choice: dict[str, Any] = SAMPLING["greedy"],
+    ) -> list[tuple[float, int]]:
         """Return when tokens came, in seconds from the arrival of the prompts, and how many at a time.
 
         Stops when a token for each sequence came `enough` times, otherwise when all tokens are there.
@@ -103,7 +110,7 @@ class Timer:
         from vllm import SamplingParams
 
         prompts = [random.choices(range(10, self.vocabulary), k=length) for _ in range(batch)]
-        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(**choice, max_tokens=tokens, ignore_eos=True, detokenize=False)
         came: list[tuple[float, int]] = []
         names = [str(self.requests + number) for number in range(batch)]
         self.requests += batch
