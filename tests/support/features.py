@@ -205,7 +205,7 @@ APART: tuple[Apart, ...] = (
         "latent attention",
         "int8 cache",
         why="latents have no scale by head",
-        said=r"NPU_MLA cannot run this layer \(kv_cache_dtype not supported\)",
+        said="NPU_MLA has no KV cache of the kind int8_per_token_head",
     ),
 )
 
