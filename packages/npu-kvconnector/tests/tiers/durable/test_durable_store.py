@@ -165,6 +165,8 @@ def test_a_torn_tail_ends_where_it_is_torn(store: DurableStore, folder: Path) ->
         file.seek(PAGE + 3 * (PAGE + 5 * PAGE) + 2 * PAGE)  # in the payload of the fourth
         file.write(bytes(PAGE))
     again = open_store(folder)
+    assert again.recovered.adopted == 3
+    assert name(3) not in again
     assert held(again, range(4)) == [0, 1, 2]
     again.close()
     store.index.close()
