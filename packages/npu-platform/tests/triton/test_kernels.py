@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import triton
@@ -272,4 +274,7 @@ def test_an_autotuner_takes_its_first_configuration_unless_results_are_kept(monk
     assert count.item() == 2  # no run but the one
     monkeypatch.setenv("TRITON_CACHE_AUTOTUNING", "1")
     driver = triton.runtime.driver.active
+    monkeypatch.setitem(sys.modules, "vllm", sys)
+    assert driver.get_benchmarker() is not triton.testing.do_bench
+    monkeypatch.delitem(sys.modules, "vllm")
     assert driver.get_benchmarker() is triton.testing.do_bench

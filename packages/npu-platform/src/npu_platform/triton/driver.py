@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,12 +60,14 @@ class NPUDriver(DriverBase):
         """Return how an autotuner times a configuration.
 
         It takes the first and compiles no other, unless the results are kept (``TRITON_CACHE_AUTOTUNING=1``): a second
-        of compilation each is more than a host's kernel wins.
+        of compilation each is more than a host's kernel wins. vLLM sets that variable when it is imported, for GPUs:
+        beside vLLM it says nothing.
         """
         from triton import knobs
         from triton.testing import do_bench
 
-        return do_bench if knobs.autotuning.cache else _first_is_best
+        asked = knobs.autotuning.cache and "vllm" not in sys.modules
+        return do_bench if asked else _first_is_best
 
     def get_empty_cache_for_benchmark(self) -> Any:
         """Return memory that is written between timed launches, as large as a host's caches."""
