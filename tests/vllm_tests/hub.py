@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REVISION = "0" * 40
+_SMALL = {"vocab_size": models.VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+_SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def fill(hub: Path) -> None:
@@ -42,6 +44,15 @@ def _opt(folder: Path) -> Path:
     return models._save(transformers.OPTConfig(**shape), folder, 0)
 
 
+def _qwen2(folder: Path) -> Path:
+    return models._save(transformers.Qwen2Config(max_position_embeddings=4096, **_SMALL), folder, 0)
+
+
+def _gpt2(folder: Path) -> Path:
+    shape = {"vocab_size": models.VOCABULARY, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    return models._save(transformers.GPT2Config(**shape), folder, 0)
+
+
 def _granite_moe(folder: Path) -> Path:
     shape = {"vocab_size": models.VOCABULARY, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -51,7 +62,16 @@ def _granite_moe(folder: Path) -> Path:
 MODELS = {
     "hmellor/tiny-random-LlamaForCausalLM": _llama,
     "meta-llama/Llama-3.2-1B": _llama,
+    "meta-llama/Llama-3.2-1B-Instruct": _llama,
+    "meta-llama/Meta-Llama-3-8B": _llama,
+    "huggyllama/llama-7b": _llama,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama,
     "Qwen/Qwen3-0.6B": _qwen3,
+    "Qwen/Qwen2-1.5B-Instruct": _qwen2,
+    "Qwen/Qwen2.5-0.5B": _qwen2,
+    "openai-community/gpt2": _gpt2,
+    "gpt2": _gpt2,
+    "distilbert/distilgpt2": _gpt2,
     "facebook/opt-125m": _opt,
     "ibm-research/PowerMoE-3b": _granite_moe,
 }
