@@ -1,110 +1,119 @@
 """Triton kernels on npu beside torch's on the host's memory, in one run: ``nox -s bench -- triton``.
 
-Matrix products by ``tl.dot`` beside torch's; a kernel that only moves memory beside a copy by torch, as a share of the
-best copy; softmax, layer norm; and what a launch costs. Medians over interleaved samples of wall time, all cores.
+Public kernels beside torch's, and, at a smaller size, beside Triton's own interpreter, in a process of its own; a kernel
+that only moves memory, as a share of the best copy; and what a launch costs. Medians over interleaved samples of wall
+time, all cores. What comes out is compared before it is timed.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 import triton
-import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
+from tests.benchmarks import triton_kernels as kernels
 from tests.benchmarks.machine import machine
+from tests.benchmarks.triton_cases import CASES, Case
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SAMPLES = 15
-SIZE = 1024  # of the matrices
+SAMPLES = 9
+INTERPRETER = 60  # seconds that it gets
 ELEMENTS = 1 << 25  # of the vectors: 128 MiB of floats, more than any cache
 
 
-@triton.jit
-def matmul_kernel(a, b, c, K, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Multiply a [M, K] and b [K, N] into c [M, N] of float32; all sizes are multiples of the blocks."""
-    i, j, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
-    left, right = a + i[:, None] * K + k[None, :], b + k[:, None] * N + j[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for _ in range(0, K, BK):
-        acc = tl.dot(tl.load(left), tl.load(right), acc, input_precision="ieee")
-        left += BK
-        right += BK * N
-    tl.store(c + i[:, None] * N + j[None, :], acc)
-
-
-@triton.jit
-def scale_kernel(x, o, n, B: tl.constexpr):
-    """Double a vector."""
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(o + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
-
-
-@triton.jit
-def softmax_kernel(x, o, columns, B: tl.constexpr):
-    """Apply softmax to a row of at most B columns."""
-    i = tl.arange(0, B)
-    row = tl.program_id(0) * columns
-    a = tl.load(x + row + i, mask=i < columns, other=-float("inf"))
-    e = tl.exp(a - tl.max(a, 0))
-    tl.store(o + row + i, e / tl.sum(e, 0), mask=i < columns)
-
-
-def main() -> None:
-    """Print the table."""
+def main(arguments: list[str]) -> None:
+    """Print the tables; ``--small`` prints the seconds of each case's small size, a line of JSON each, for another process."""
+    if arguments == ["--small"]:
+        for case in CASES:
+            try:
+                print(json.dumps([case.name, small(case)]), flush=True)
+            except (AssertionError, InterpreterError) as problem:  # it multiplies bfloat16 as integers
+                print(case.name, problem, file=sys.stderr)
+        return
     print(f"Machine: {machine()}\n")
-    print("| kernel | npu Triton ms | torch ms | Triton / torch | first call s |")
-    print("|---|---|---|---|---|")
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
-        left, right, out = a.to("npu"), b.to("npu"), torch.empty(SIZE, SIZE, device="npu")
-        product = matmul_kernel[SIZE // 64, SIZE // 64]
-        report(
-            f"tl.dot, {SIZE}^3, {dtype}",
-            lambda run=product, left=left, right=right, out=out: run(left, right, out, SIZE, SIZE, 64, 64, 64),
-            lambda a=a, b=b: a @ b,
-        )
+    print("| kernel | npu, ms | torch, ms | npu / torch | first call, s | small: npu, ms | interpreter, ms |")
+    print("|---|---|---|---|---|---|---|")
+    interpreted = in_the_interpreter()
+    for case in CASES:
+        print(line(case, interpreted.get(case.name)), flush=True)
+    print(f"\n{memory_and_launches()}")
+
+
+def line(case: Case, interpreted: float | None) -> str:
+    """Return a case's line of the table."""
+    torch.manual_seed(0)
+    run, by_torch = case.build(case.size)
+    began = time.perf_counter()
+    run()
+    first = time.perf_counter() - began
+    check(case, run, by_torch)
+    ours, theirs = median([run, by_torch])
+    there = "-" if interpreted is None else f"{interpreted * 1e3:.0f}"
+    times = f"{ours * 1e3:.3f} | {theirs * 1e3:.3f} | {ours / theirs:.2f} | {first:.2f}"
+    return f"| {case.name} | {times} | {small(case) * 1e3:.3f} | {there} |"
+
+
+def check(case: Case, run: Callable[[], torch.Tensor], by_torch: Callable[[], torch.Tensor]) -> None:
+    """Raise AssertionError where what comes out is not what torch has."""
+    ours, theirs = run().cpu().float(), by_torch().float()
+    if case.tolerance < float("inf"):
+        torch.testing.assert_close(ours, theirs, rtol=case.tolerance, atol=case.tolerance)
+    else:  # drawn
+        torch.testing.assert_close(ours.mean(), theirs.mean(), rtol=0.05, atol=0.05)
+
+
+def small(case: Case) -> float:
+    """Return the median seconds of a case's small size, after it was compared."""
+    torch.manual_seed(0)
+    run, by_torch = case.build(case.small)
+    check(case, run, by_torch)
+    return median([run], 3)[0]
+
+
+def in_the_interpreter() -> dict[str, float]:
+    """Return the seconds of the small sizes in Triton's interpreter, of as many as it gets through."""
+    command = [sys.executable, "-m", "tests.benchmarks.triton", "--small"]
+    environ = os.environ | {"TRITON_INTERPRET": "1"}
+    try:
+        said = subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, timeout=INTERPRETER).stdout
+    except subprocess.TimeoutExpired as ended:
+        said = ended.stdout or b""
+    return dict(json.loads(line) for line in said.decode().splitlines() if line.startswith("["))
+
+
+def memory_and_launches() -> str:
+    """Return the bandwidth of a kernel that doubles a vector beside torch's, and the time of a launch."""
     x, y = torch.randn(ELEMENTS), torch.empty(ELEMENTS)
     source, target = x.to("npu"), torch.empty(ELEMENTS, device="npu")
     blocks = (triton.cdiv(ELEMENTS, 4096),)
-    seconds, _ = report(
-        "double 128 MiB", lambda: scale_kernel[blocks](source, target, ELEMENTS, 4096), lambda: torch.mul(x, 2, out=y)
-    )
-    rows, columns = 4096, 1000
-    z = torch.randn(rows, columns)
-    device, result = z.to("npu"), torch.empty(rows, columns, device="npu")
-    report("softmax 4096 x 1000", lambda: softmax_kernel[(rows,)](device, result, columns, 1024), lambda: z.softmax(1))
-    small, other = source[:64], target[:64]
-    launch = median([lambda: [scale_kernel[(1,)](small, other, 64, 64) for _ in range(100)]])[0] / 100
-    print(f"\nMemory: {2 * 4 * ELEMENTS / seconds / 1e9:.1f} GB/s. A launch: {launch * 1e6:.1f} us.")
+    double = kernels.scale_kernel[blocks]
+    ours, theirs = median([lambda: double(source, target, ELEMENTS, 4096), lambda: torch.mul(x, 2, out=y)])
+    one, few, less = kernels.scale_kernel[(1,)], source[:64], target[:64]
+    launch = median([lambda: [one(few, less, 64, 64) for _ in range(1000)]])[0] / 1000
+    rate = 2 * 4 * ELEMENTS / 1e9
+    return f"A vector of 128 MiB, doubled: {rate / ours:.1f} GB/s; torch {rate / theirs:.1f}. A launch: {launch * 1e6:.1f} us."
 
 
-def report(name: str, kernel: Callable[[], object], by_torch: Callable[[], object]) -> list[float]:
-    """Print a line of the table; return the medians in seconds, the kernel's first."""
-    began = time.perf_counter()
-    kernel()
-    first = time.perf_counter() - began
-    ours, theirs = median([kernel, by_torch])
-    print(f"| {name} | {ours * 1e3:.3f} | {theirs * 1e3:.3f} | {ours / theirs:.2f} | {first:.2f} |", flush=True)
-    return [ours, theirs]
-
-
-def median(functions: list[Callable[[], object]]) -> list[float]:
+def median(functions: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
     """Return the median seconds of each, over samples taken in turn."""
-    samples: list[list[float]] = [[] for _ in functions]
+    seconds: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
-    for _ in range(SAMPLES):
-        for function, into in zip(functions, samples, strict=True):
+    for _ in range(samples):
+        for function, into in zip(functions, seconds, strict=True):
             began = time.perf_counter()
             function()
             into.append(time.perf_counter() - began)
-    return [statistics.median(each) for each in samples]
+    return [statistics.median(each) for each in seconds]
 
 
 if __name__ == "__main__":
-    main()
+    os.environ.setdefault("TRITON_DEFAULT_BACKEND", "npu")  # vLLM then has its kernels
+    main(sys.argv[1:])
