@@ -1,5 +1,6 @@
 // npu_platform._C: what the module torch.npu needs beyond the dispatcher and torch.accelerator.
 #include <ATen/ops/empty_strided.h>
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -153,12 +153,17 @@ auto gathering(const Tensors& inputs, const TensorLists& outputs) {
 
 class ProcessGroup final : public Backend {
  public:
-  ProcessGroup(c10::intrusive_ptr<Backend> host, std::unique_ptr<SharedSegment> segment)
+  ProcessGroup(c10::intrusive_ptr<Backend> host, const c10::intrusive_ptr<Store>& store, Rendezvous met,
+               const ByHosts::MakeBackend& make_backend)
       : Backend(host->getRank(), host->getSize()),
         host_(std::move(host)),
         timeout_(host_->getBackendOptions()->timeout),
         health_(std::make_shared<Health>(getRank(), getSize())) {
-    if (segment) group_ = std::make_shared<SharedGroup>(std::move(segment), health_);
+    if (met.segment) {
+      group_ = std::make_shared<SharedGroup>(std::move(met.segment), health_);
+    } else {
+      by_hosts_ = ByHosts::make(store, getRank(), met.hosts, make_backend, health_);
+    }
   }
   ~ProcessGroup() override {
     if (group_) group_->abort();
@@ -174,10 +179,12 @@ class ProcessGroup final : public Backend {
   uint64_t getSequenceNumberForGroup() override { return host_->getSequenceNumberForGroup(); }
   void abort() override {
     if (group_) group_->abort();
+    if (by_hosts_) by_hosts_->abort();
     host_->abort();
   }
   void shutdown() override {
     if (group_) group_->finish();
+    if (by_hosts_) by_hosts_->finish();
     host_->shutdown();
   }
 
@@ -400,6 +407,7 @@ class ProcessGroup final : public Backend {
     c10::SmallVector<std::pair<Reduction, Bytes>, 1> each;
     for (const Tensor& tensor : tensors) each.emplace_back(reduction_of(name, tensor, options.reduceOp), bytes_of(tensor));
     if (each.empty()) return SharedWork::done({});
+    if (by_hosts_) return all_reduce_by_hosts(name, timeout_of(options), tensors, std::move(each));
     if (!group_) {
       return reduced_on_host(name, tensors, each[0].first, [a = owning_aliases(tensors), options = options](Backend& host, Op op) mutable {
         options.reduceOp = op;
@@ -412,6 +420,15 @@ class ProcessGroup final : public Backend {
     }
     return shared(name, options, tensors, tensors, [each = std::move(each)](const SharedCall& call) {
       for (const auto& [what, data] : each) shared_all_reduce(call, what, data);
+    });
+  }
+
+  WorkPtr all_reduce_by_hosts(const char* name, Milliseconds timeout, const Tensors& tensors,
+                              c10::SmallVector<std::pair<Reduction, Bytes>, 1> each) {
+    return on_host(name, tensors, [name, timeout, each = std::move(each), by_hosts = by_hosts_, ranks = getSize(),
+                                   a = owning_aliases(tensors)](Backend&) -> WorkPtr {
+      for (size_t i = 0; i < a.size(); ++i) by_hosts->all_reduce(name, timeout, each[i].first, a[i], ranks);
+      return SharedWork::done({});
     });
   }
 
@@ -466,7 +483,7 @@ class ProcessGroup final : public Backend {
   template <class Options, class Body>
   WorkPtr shared(const char* name, const Options& options, const Tensors& tensors, const Tensors& outputs, Body body) {
     const c10::DeviceIndex device = tensors.empty() ? thread_state.device : tensors[0].device().index();
-    const Milliseconds timeout = options.timeout > Milliseconds(0) ? options.timeout : timeout_.load();
+    const Milliseconds timeout = timeout_of(options);
     if (C10_UNLIKELY(is_capturing())) {
       launch(device, name, [group = group_, name, timeout, body = std::move(body), memory = owning_aliases(tensors)]() mutable {
         group->run(name, timeout, body);
@@ -486,6 +503,11 @@ class ProcessGroup final : public Backend {
     };
     group_->run_later(name, timeout, std::move(kernel), [work](std::exception_ptr error) { work->finish_with(error); });
     return work;
+  }
+
+  template <class Options>
+  Milliseconds timeout_of(const Options& options) const {
+    return options.timeout > Milliseconds(0) ? options.timeout : timeout_.load();
   }
 
   // Starts a collective of the host's backend; in a graph under capture it is waited for, and repeated so at each replay.
@@ -556,14 +578,17 @@ class ProcessGroup final : public Backend {
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<Health> health_;
   std::shared_ptr<SharedGroup> group_;  // null: the ranks do not share a host
+  std::shared_ptr<ByHosts> by_hosts_;   // null: they do, or no two of them do
 };
 
 }  // namespace
 
 std::pair<c10::intrusive_ptr<c10d::Backend>, std::string> make_process_group(
-    c10::intrusive_ptr<c10d::Backend> host, const c10::intrusive_ptr<c10d::Store>& store, const std::string& host_name) {
-  auto [segment, refusal] = share_memory(*store, host->getRank(), host->getSize(), host_name);
-  return {c10::make_intrusive<ProcessGroup>(std::move(host), std::move(segment)), std::move(refusal)};
+    c10::intrusive_ptr<c10d::Backend> host, const c10::intrusive_ptr<c10d::Store>& store, const std::string& host_name,
+    const ByHosts::MakeBackend& make_backend) {
+  Rendezvous met = share_memory(*store, host->getRank(), host->getSize(), host_name);
+  std::string refusal = met.refusal;
+  return {c10::make_intrusive<ProcessGroup>(std::move(host), store, std::move(met), make_backend), std::move(refusal)};
 }
 
 }  // namespace npu

@@ -75,9 +75,28 @@ struct Xor {
   static T apply(T a, T b) { return a ^ b; }
 };
 
-// A is what T is accumulated in.
+// A is what T is accumulated in. The output may be one of the inputs.
+template <class T, class A, class Op>
+[[gnu::always_inline]] inline void reduce_pair(const T* one, const T* other, T* output, int64_t count, A divisor) {
+  if (divisor != A(1)) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) {
+      output[i] = to_element<T>(Op::template apply<A>(static_cast<A>(one[i]), static_cast<A>(other[i])) / divisor);
+    }
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    output[i] = to_element<T>(Op::template apply<A>(static_cast<A>(one[i]), static_cast<A>(other[i])));
+  }
+}
+
 template <class T, class A, class Op>
 [[gnu::always_inline]] inline void reduce_blocks(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+  if (inputs.size() == 2) {
+    return reduce_pair<T, A, Op>(static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]), static_cast<T*>(output), count,
+                                 divisor);
+  }
   A total[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
@@ -95,11 +114,20 @@ template <class T, class A, class Op>
   }
 }
 
-// The same source for two instruction sets. Neither contracts a product and a sum, so their bits are the same.
+// The same source for three instruction sets. None contracts a product and a sum, so their bits are the same.
 #if defined(__x86_64__)
+template <class T, class A, class Op>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")]] void reduce_avx512(
+    c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
+  reduce_blocks<T, A, Op>(inputs, output, count, divisor);
+}
 template <class T, class A, class Op>
 [[gnu::target("avx2")]] void reduce_avx2(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
   reduce_blocks<T, A, Op>(inputs, output, count, divisor);
+}
+bool has_avx512() {
+  static const bool has = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return has;
 }
 bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2");
@@ -110,6 +138,7 @@ bool has_avx2() {
 template <class T, class A, class Op>
 void reduce_typed(c10::ArrayRef<const void*> inputs, void* output, int64_t count, A divisor) {
 #if defined(__x86_64__)
+  if (has_avx512()) return reduce_avx512<T, A, Op>(inputs, output, count, divisor);
   if (has_avx2()) return reduce_avx2<T, A, Op>(inputs, output, count, divisor);
 #endif
   reduce_blocks<T, A, Op>(inputs, output, count, divisor);

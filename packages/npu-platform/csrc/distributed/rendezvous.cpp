@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <sstream>
@@ -101,20 +102,28 @@ std::unique_ptr<SharedSegment> attach(const std::vector<Announcement>& all, int 
 Rendezvous share_memory(c10d::Store& store, int rank, int size, const std::string& host) {
   const Descriptor memory = rank == 0 ? make_memory(size) : Descriptor();
   std::vector<Announcement> all;
+  std::vector<std::string> hosts;
   for (const std::string& text : exchange(store, "host", rank, size, encode({host, getpid(), memory.get()}))) {
     all.push_back(decode(text));
+    hosts.push_back(all.back().host);
   }
-  if (std::string refusal = refusal_of(all); !refusal.empty()) return {nullptr, std::move(refusal)};
+  if (std::string refusal = refusal_of(all); !refusal.empty()) return {nullptr, std::move(refusal), std::move(hosts)};
 
   std::string own_refusal = "attached";
   auto segment = attach(all, rank, &own_refusal);
   const auto outcomes = exchange(store, "attached", rank, size, own_refusal);
   for (int peer = 0; peer < size; ++peer) {
     if (outcomes[size_t(peer)] != "attached") {
-      return {nullptr, "rank " + std::to_string(peer) + " cannot attach to the shared memory (" + outcomes[size_t(peer)] + ")"};
+      return {nullptr, "rank " + std::to_string(peer) + " cannot attach to the shared memory (" + outcomes[size_t(peer)] + ")",
+              std::move(hosts)};
     }
   }
-  return {std::move(segment), {}};
+  return {std::move(segment), {}, std::move(hosts)};
+}
+
+bool agreed(c10d::Store& store, const std::string& topic, int rank, int size, bool own) {
+  const auto said = exchange(store, topic, rank, size, own ? "yes" : "no");
+  return std::count(said.begin(), said.end(), "yes") == size;
 }
 
 }  // namespace npu

@@ -24,11 +24,12 @@ ExchangeLabel label_of(const SharedCall& call, const Reduction& what, int root =
   return label_of(call, size_t(what.count) * c10::elementSize(what.dtype), int(what.dtype), int(what.op), root);
 }
 
-// The contributions of all ranks from `offset` on.
-c10::SmallVector<const void*, 8> await_all(const SharedCall& call, size_t offset = 0) {
+// The contributions of all ranks from `offset` on; this rank's own may also be read where it came from, which is nearer.
+c10::SmallVector<const void*, 8> await_all(const SharedCall& call, size_t offset = 0, ConstBytes own = nullptr) {
   c10::SmallVector<const void*, 8> contributions;
   for (int rank = 0; rank < call.segment.size(); ++rank) {
-    contributions.push_back(call.segment.await(rank, call.deadline) + offset);
+    const bool is_own = own && rank == call.segment.rank();
+    contributions.push_back(is_own ? own : call.segment.await(rank, call.deadline) + offset);
   }
   return contributions;
 }
@@ -64,8 +65,9 @@ void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes da
     copy_bytes(call.segment.begin(call.deadline), piece, (end - begin) * item);
     call.segment.arrive(label);
     const size_t bytes = first(own + 1) - first(own);
-    reduce(what.dtype, what.op, await_all(call, first(own)), piece + first(own), int64_t(bytes / item));
-    copy_bytes(call.segment.begin(call.deadline), piece + first(own), bytes);
+    const Bytes mine = piece + first(own);
+    reduce(what.dtype, what.op, await_all(call, first(own), mine), mine, int64_t(bytes / item));
+    copy_bytes(call.segment.begin(call.deadline), mine, bytes);
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (rank != own) copy_bytes(piece + first(rank), call.segment.await(int(rank), call.deadline), first(rank + 1) - first(rank));
@@ -80,9 +82,10 @@ void shared_all_reduce(const SharedCall& call, const Reduction& what, Bytes data
   if (call.segment.size() > 2 && size_t(what.count) * item >= kBytesInParts) return all_reduce_in_parts(call, what, data);
   const ExchangeLabel label = label_of(call, what);
   in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
-    copy_bytes(call.segment.begin(call.deadline), data + begin * item, (end - begin) * item);
+    const Bytes piece = data + begin * item;
+    copy_bytes(call.segment.begin(call.deadline), piece, (end - begin) * item);
     call.segment.arrive(label);
-    reduce(what.dtype, what.op, await_all(call), data + begin * item, int64_t(end - begin));
+    reduce(what.dtype, what.op, await_all(call, 0, piece), piece, int64_t(end - begin));
   });
 }
 

@@ -191,7 +191,7 @@ def test_ranks_of_different_hosts_use_gloo(ranks: Ranks) -> None:
 from npu_platform import _C
 store = dist.PrefixStore("hosts", dist.distributed_c10d._get_default_store())
 host = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size)
-backend, value = _C.make_process_group(host, store, "host-" + str(rank))
+backend, value = _C.make_process_group(host, store, "host-" + str(rank), dist.ProcessGroupGloo)
 """)
     assert refusals == ["rank 1 is on another host than rank 0 (host-1; host-0)"] * 2
     ranks.run("""

@@ -31,8 +31,8 @@ def make_backend(
     """Return the collectives of rank `rank` of `size`, which meet at `store`, outside of any ``ProcessGroup``."""
     from npu_platform import _C
 
-    host = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    backend, refusal = _C.make_process_group(host, store, _host_name())
+    gloo = functools.partial(torch.distributed.ProcessGroupGloo, timeout=timeout)
+    backend, refusal = _C.make_process_group(gloo(store, rank, size), store, _host_name(), gloo)
     if refusal:
         _say_once_that_gloo_is_used(refusal)
     return backend
