@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "config/processors.h"
 
 namespace npu {
 namespace {
@@ -39,11 +40,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
 
 void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-int cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 std::string in_words(const ExchangeLabel& label) {
@@ -85,7 +81,7 @@ SharedSegment::SharedSegment(std::shared_ptr<void> memory, int rank, std::vector
       states_(std::launder(static_cast<RankState*>(memory_.get()))),
       rank_(rank),
       peers_(std::move(peers)),
-      polls_(cores() >= int(peers_.size()) ? kPolls : kPollsCrowded) {}
+      polls_(processors_allowed().size() >= peers_.size() ? kPolls : kPollsCrowded) {}
 
 SharedSegment::~SharedSegment() { leave(false); }
 
