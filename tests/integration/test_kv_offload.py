@@ -59,6 +59,46 @@ def test_a_copy_that_fails_on_the_device_is_a_failed_job_and_one_launch() -> Non
     assert equal
 
 
+BOUNDED = """
+import json, sys, torch
+from pathlib import Path
+from npu_kvconnector.spec import NPUTieringSpec
+from tests.support.offloading import offloading_config
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+layers, page, blocks, budget = 28, 65536, 160, int(sys.argv[1])
+memory = torch.arange(layers * blocks * page, device="npu", dtype=torch.int8)
+tensors = [CanonicalKVCacheTensor(each.view(blocks, page), page) for each in memory.view(layers, -1)]
+refs = [[CanonicalKVCacheRef(layer, page) for layer in range(layers)]]
+spec = NPUTieringSpec(offloading_config(block_bytes=layers * page, cpu_bytes_to_use=budget))
+def address_space():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+before = address_space()
+worker = spec.get_worker(CanonicalKVCaches(tensors, refs))
+chunks = list(range(spec.num_chunks))
+worker.submit_store(1, GPULoadStoreSpec(chunks, [len(chunks)], [0]), CPULoadStoreSpec(chunks))
+worker.wait({1})
+stored = [one.success for one in worker.get_finished()]
+taken = address_space() - before
+files = [file.stat().st_size for file in Path("/dev/shm").glob(f"*{spec.config.engine_id}*")]
+worker.shutdown()
+print(json.dumps([stored, spec.num_chunks * layers * page, files, taken]))
+"""
+
+
+def test_the_tier_takes_no_more_than_its_bytes() -> None:
+    """Counted is what the process maps, since pinned memory, which allocators round up to powers of two, need not be touched."""
+    chunk = 28 * 65536
+    budget = 150 * chunk + chunk // 2  # 256 chunks, were they rounded up
+    done = run_program(BOUNDED, str(budget), MALLOC_ARENA_MAX="1")
+    assert done.returncode == 0, done.stderr
+    stored, held, files, taken = json.loads(done.stdout.splitlines()[-1])
+    assert stored == [True]
+    assert files == [held]
+    assert budget - chunk < held <= budget
+    assert held <= taken < budget + (32 << 20)  # stacks of threads
+
+
 FLAKY = {
     "type": "FlakyTier",
     "module_path": "tests.support.flaky_tier",
