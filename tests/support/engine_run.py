@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 import weakref
 import zlib
 from dataclasses import asdict, dataclass
@@ -46,7 +47,7 @@ def run_engine(
     folder: Path, model: Path, rounds: list[dict[str, Any]], environ: dict[str, str] | None = None, **engine: Any
 ) -> EngineRun:
     """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, one sampling for all or a list, and maybe the
-    folder of each prompt's adapter in ``"lora"``) with ``vllm.LLM(model=..., **engine)``.
+    folder of each prompt's adapter in ``"lora"``, its cache's salt in ``"salts"``) with ``vllm.LLM(model=..., **engine)``.
 
     A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``.
     ``"seen"`` and ``"heard"`` are the numbers of each prompt's image or recording (``tests.support.multimodal``).
@@ -162,17 +163,18 @@ def look_at(model: Path) -> None:
 def _round(llm: Any, pooling: bool, one: dict[str, Any]) -> list[dict[str, Any]]:
     if "calls" not in one:
         return (_embed if pooling else _generate)(llm, **one)
-    _settle(llm)
+    settle(llm)
     for name, arguments in one["calls"]:
         getattr(llm, name)(**arguments)
     return []
 
 
-def _settle(llm: Any) -> None:
+def settle(llm: Any) -> None:
     """Step on until blocks that are on their way to a tier are there: an engine in this process has no loop that does."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
     while core is not None and core.scheduler.has_requests():
         llm.llm_engine.step()
+        time.sleep(0.001)  # the tiers' threads stand behind this one, and have to come to their turn
 
 
 def _generate(
@@ -180,6 +182,7 @@ def _generate(
     prompts: list[list[int]],
     sampling: dict[str, Any] | list[dict[str, Any]],
     lora: list[str | None] | None = None,
+    salts: list[str | None] | None = None,
     **media: list[int],
 ) -> list[dict[str, Any]]:
     from tests.support.multimodal import prompt
@@ -187,6 +190,8 @@ def _generate(
     parameters = list(map(_parameters, sampling)) if isinstance(sampling, list) else _parameters(sampling)
     requests = [adapter_request(path) for path in lora or ()]
     inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]
+    for number, salt in enumerate(salts or ()):
+        inputs[number] |= {"cache_salt": salt} if salt else {}
     outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=requests or None)
     return [
         {
