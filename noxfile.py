@@ -30,14 +30,17 @@ CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside thos
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
 # Engine tests that `v2` runs on the other model runner.
 ON_V2 = (
-    "test_tokens",
-    "test_lora",
-    "test_states",
-    "test_multimodal",
-    "test_quantized",
-    "test_pooling",
-    "test_speculation",
-    "test_graph_modes",
+    "e2e/test_tokens",
+    "e2e/test_lora",
+    "e2e/test_states",
+    "e2e/test_multimodal",
+    "e2e/test_quantized",
+    "e2e/test_pooling",
+    "e2e/test_speculation",
+    "e2e/test_graph_modes",
+    "e2e/test_sleep",
+    "e2e/test_disaggregated",
+    "integration/test_kv_offload",
 )
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
@@ -156,7 +159,7 @@ def v2(session: nox.Session) -> None:
     """Run the engine's tests on vLLM's V2 model runner (nox -s v2 -- tests/e2e/test_tokens.py for some)."""
     check_machine(session)
     env = EVERYTHING | PASSIVE | {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-    options = session.posargs or [f"tests/e2e/{name}.py" for name in ON_V2]
+    options = session.posargs or [f"tests/{name}.py" for name in ON_V2]
     in_workspace(session, "pytest", *options, *WORKERS, "--dist", "loadscope", env=env)
 
 
