@@ -62,11 +62,16 @@ def build_shim(folder: Path) -> Path:
 
 
 def read_journal(path: Path, root: Path) -> list[Record]:
-    """Return what happened below a folder, in order; paths are relative to it."""
+    """Return what happened below a folder, in order; paths are relative to it.
+
+    The last record of a process that was killed may be cut short: of its call nobody learnt, so it may be left out.
+    """
     data, at, records = path.read_bytes(), 0, []
     while at + _RECORD.size <= len(data):
         op, first, second, length, offset = _RECORD.unpack_from(data, at)
         at += _RECORD.size
+        if at + first + second + length > len(data):
+            break
         parts = []
         for size in (first, second, length):
             parts.append(data[at : at + size])
@@ -76,9 +81,12 @@ def read_journal(path: Path, root: Path) -> list[Record]:
     return records
 
 
-def play(records: list[Record], end: int, place: Path, chance: random.Random) -> bytes:
-    """Make below ``place`` what a power cut after ``end`` calls may leave; return all that was written to ``ack``."""
-    root = _Folder()
+def play(records: list[Record], end: int, place: Path, chance: random.Random, *, before: Path | None = None) -> bytes:
+    """Make below ``place`` what a power cut after ``end`` calls may leave; return all that was written to ``ack``.
+
+    What is in the folder ``before`` was there, and durable, when the records began.
+    """
+    root = _Folder() if before is None else _there(before)
     acks = b""
     for record in records[:end]:
         if record.path == "ack":
@@ -95,6 +103,14 @@ def play_whole(records: list[Record], place: Path) -> None:
     for record in records:
         _do(root, record)
     _leave(root, place)
+
+
+def _there(place: Path) -> _Folder:
+    """Return what is in a folder, all of it durable."""
+    found: dict[str, _File | _Folder] = {
+        path.name: _there(path) if path.is_dir() else _File(bytearray(path.read_bytes())) for path in place.iterdir()
+    }
+    return _Folder(found, dict(found))
 
 
 def _leave(folder: _Folder, place: Path) -> None:

@@ -1,10 +1,9 @@
 """A script for any interpreter with vLLM: generates rounds of prompts and writes what came out as JSON.
 
-``python offload_scenario.py scenario.json result.json [answers]``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
+``python offload_scenario.py scenario.json result.json``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
 ``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
 step). A round is a list of prompts, each a list of token ids, or an object with these as ``prompts`` and maybe ``lora``
 (a folder), ``salt`` and ``fault`` (of the npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
-Into the file of answers goes a line of JSON a round, as it ends, for who kills the engine before there is a result.
 Where the engine publishes KV events (``kv_events_config`` with an endpoint ``ipc://...``), the result holds them.
 """
 
@@ -16,13 +15,12 @@ import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def main(scenario_file: str, result_file: str, answers_file: str = "") -> None:
+def main(scenario_file: str, result_file: str) -> None:
     """Run one scenario in an engine of its own."""
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
@@ -38,9 +36,6 @@ def main(scenario_file: str, result_file: str, answers_file: str = "") -> None:
             rounds.append(_abort(llm, one["prompts"], sampling))
         else:
             rounds.append(_generate(llm, sampling, **one))
-        if answers_file:
-            with Path(answers_file).open("a") as answers:
-                answers.write(json.dumps(rounds[-1]) + "\n")
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,
@@ -98,27 +93,15 @@ def _generate(
 
 @contextlib.contextmanager
 def _armed(fault: str) -> Iterator[None]:
-    """Arm a fault of the device while the first load is submitted; it must strike."""
+    """Arm a fault of the device, which must strike."""
     if not fault:
         yield
         return
     import torch
 
-    from npu_kvconnector.worker import HostTierWorker
-
-    load, struck = HostTierWorker.submit_load, []
-
-    def submit_load(worker: HostTierWorker, *arguments: Any, **more: Any) -> bool:
-        if struck:
-            return load(worker, *arguments, **more)
-        with torch.npu.faults.Fault(fault) as armed:  # a runner has copies of its own before and after it
-            submitted = load(worker, *arguments, **more)
-        struck.append(armed.struck)
-        return submitted
-
-    with mock.patch.object(HostTierWorker, "submit_load", submit_load):
+    with torch.npu.faults.Fault(fault) as armed:
         yield
-    assert any(struck), fault
+    assert armed.struck, fault
 
 
 def _name(metric: Any) -> str:
