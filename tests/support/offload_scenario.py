@@ -15,6 +15,7 @@ import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,15 +94,27 @@ def _generate(
 
 @contextlib.contextmanager
 def _armed(fault: str) -> Iterator[None]:
-    """Arm a fault of the device, which must strike."""
+    """Arm a fault of the device while the first load is submitted; it must strike."""
     if not fault:
         yield
         return
     import torch
 
-    with torch.npu.faults.Fault(fault) as armed:
+    from npu_kvconnector.worker import HostTierWorker
+
+    load, struck = HostTierWorker.submit_load, []
+
+    def submit_load(worker: HostTierWorker, *arguments: Any, **more: Any) -> bool:
+        if struck:
+            return load(worker, *arguments, **more)
+        with torch.npu.faults.Fault(fault) as armed:  # a runner has copies of its own before and after it
+            submitted = load(worker, *arguments, **more)
+        struck.append(armed.struck)
+        return submitted
+
+    with mock.patch.object(HostTierWorker, "submit_load", submit_load):
         yield
-    assert armed.struck, fault
+    assert any(struck), fault
 
 
 def _name(metric: Any) -> str:
