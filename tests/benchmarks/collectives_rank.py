@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from npu_platform.distributed.communicator import NPUCommunicator
+
 IN_GRAPH = 50
 
 Run = tuple[int, Callable[[], None]]
@@ -47,12 +49,20 @@ def prepared(name: str, elements: int, contestant: str, ranks: int) -> Run:
 def call(name: str, elements: int, ranks: int, device: str) -> Callable[[], object]:
     """Return one call of the collective."""
     mine = torch.ones(elements, dtype=torch.bfloat16, device=device)
+    if name == "all_reduce" and device == "npu":
+        return functools.partial(communicator().all_reduce, mine)
     if name == "all_reduce":
         return lambda: dist.all_reduce(mine)
     if name == "broadcast":
         return lambda: dist.broadcast(mine, 0)
     whole = torch.empty(elements * ranks, dtype=torch.bfloat16, device=device)
     return lambda: dist.all_gather_single(whole, mine)
+
+
+@functools.cache
+def communicator() -> NPUCommunicator:
+    """Return what vLLM calls for its tensor-parallel group."""
+    return NPUCommunicator(dist.group.WORLD, torch.device("npu"), dist.group.WORLD)
 
 
 def repeat(once: Callable[[], object], calls: int) -> Callable[[], None]:

@@ -126,14 +126,16 @@ void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root
 }
 
 void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, c10::ArrayRef<size_t> sizes) {
-  const size_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const size_t longest = *std::max_element(sizes.begin(), sizes.end()), own = size_t(call.segment.rank());
   const ExchangeLabel label = label_of(call, longest);
+  // Its own part a rank has nearer than in its slot, and often in place.
+  if (outputs[own] != input) copy_bytes(outputs[own], input, sizes[own]);
   in_pieces(longest, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
     auto length = [&](size_t rank) { return std::min(end, sizes[rank]) - std::min(begin, sizes[rank]); };
-    copy_bytes(call.segment.begin(call.deadline), input + begin, length(size_t(call.segment.rank())));
+    copy_bytes(call.segment.begin(call.deadline), input + begin, length(own));
     call.segment.arrive(label);
     for (size_t rank = 0; rank < sizes.size(); ++rank) {
-      copy_bytes(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), length(rank));
+      if (rank != own) copy_bytes(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), length(rank));
     }
   });
 }

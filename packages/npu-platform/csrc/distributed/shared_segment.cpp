@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,6 +63,7 @@ size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 struct alignas(64) SharedSegment::RankState {
   std::atomic<uint32_t> arrived{0};   // at this exchange; a futex
   std::atomic<uint32_t> sleepers{0};  // ranks that sleep on `arrived`
+  std::atomic<int> processor{-1};     // that it arrived on
   std::atomic<uint32_t> membership{kMember};
   alignas(64) ExchangeLabel labels[2]{};
 
@@ -97,6 +99,7 @@ void SharedSegment::arrive(const ExchangeLabel& contributed) {
   own_label_ = contributed;
   label(rank_) = contributed;
   RankState& own = states_[rank_];
+  own.processor.store(sched_getcpu(), std::memory_order_relaxed);
   // Either this rank sees the sleeper, or the sleeper sees the new count: both orders are sequentially consistent.
   own.arrived.store(sequence_, std::memory_order_seq_cst);
   if (own.sleepers.load(std::memory_order_seq_cst)) futex_wake_all(own.arrived);
@@ -132,9 +135,16 @@ bool SharedSegment::has_arrived(int peer, uint32_t target) const {
   return int32_t(states_[peer].arrived.load(std::memory_order_acquire) - target) >= 0;  // the count may wrap around
 }
 
+// Whether a rank was last seen on this processor: it cannot arrive before this one leaves it. Two ranks that a third process
+// has pushed onto one processor would stay there, and each poll in vain before every exchange.
+bool SharedSegment::is_beside(int peer) const {
+  return states_[peer].processor.load(std::memory_order_relaxed) == sched_getcpu();
+}
+
 void SharedSegment::wait_until_arrived(int peer, uint32_t target, const Deadline& deadline) {
   for (int i = 0; i < polls_; ++i) {
     if (has_arrived(peer, target)) return;
+    if (is_beside(peer)) break;
     pause();
   }
   sleep_until_arrived(peer, target, deadline);

@@ -72,6 +72,7 @@ class SharedSegment {
   void wait_until_arrived(int peer, uint32_t target, const Deadline& deadline);
   void sleep_until_arrived(int peer, uint32_t target, const Deadline& deadline);
   void check_ranks(uint32_t target, const Deadline& deadline) const;
+  bool is_beside(int peer) const;
   bool has_arrived(int peer, uint32_t target) const;
   bool is_dead(int peer) const;
   std::string name_of(int peer) const;

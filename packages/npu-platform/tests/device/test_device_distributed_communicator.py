@@ -26,6 +26,26 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield started
 
 
+def test_sum_in_place(ranks: Ranks) -> None:
+    ranks.run("""
+x = torch.full((5,), rank + 1.0, device="npu")
+assert communicator.all_reduce(x) is x
+assert x.tolist() == [6.0] * 5
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    y = communicator.all_reduce(x + rank)
+graph.replay()
+assert y.tolist() == [21.0] * 5
+""")
+
+
+def test_sum_in_a_compiled_model(ranks: Ranks) -> None:
+    ranks.run("""
+compiled = torch.compile(lambda x: communicator.all_reduce(x * 2) + 1, fullgraph=True, backend="eager")
+assert compiled(torch.full((5,), rank + 1.0, device="npu")).tolist() == [13.0] * 5
+""")
+
+
 def test_gather_of_uneven_rows(ranks: Ranks) -> None:
     ranks.run("""
 assert torch.equal(communicator.all_gatherv(rows(rank), 0, sizes), every)
