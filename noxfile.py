@@ -40,6 +40,7 @@ ON_V2 = (
     "e2e/test_graph_modes",
     "e2e/test_sleep",
     "e2e/test_disaggregated",
+    "integration/test_kv_models",
     "integration/test_kv_offload",
 )
 REPORTS = ROOT / ".nox" / "reports"

@@ -1,6 +1,6 @@
 """Runs vLLM's own tests with the device npu: ``nox -s vllm_tests``, or with the folder of its sources:
 
-python -m tests.vllm_tests SOURCES --work FOLDER [--table NAME] [--only WORDS]
+python -m tests.vllm_tests SOURCES --work FOLDER [--table NAME] [--only WORDS] [--limit SECONDS]
 python -m tests.vllm_tests --page FILE
 
 A table (``tables/*.toml``) names files and folders of tests, what their processes have in the environment, and why tests
@@ -41,13 +41,31 @@ NAMES = [
     (r"num_gpus=1, max_calls=1", "num_cpus=0, max_calls=1"),
 ]
 """How a test names a device, and how it does here."""
+XPU = [
+    (r"current_platform\.is_xpu\(\)", 'current_platform.device_type == "npu"'),
+    (r"vllm\.lora\.punica_wrapper\.punica_xpu", "npu_platform.lora"),
+    (r"PunicaWrapperXPU", "NPUPunicaWrapper"),
+]
 EDITS = {
     "conftest.py": [(r'else "nccl"', "else current_platform.dist_backend")],
     "utils.py": [
         (r"(?<=\n    assert )threshold_bytes is not None or threshold_ratio is not None\n", "True\n    return\n"),
     ],
+    "lora/test_layers.py": XPU,
+    "lora/test_lora_manager.py": XPU,
+    "v1/structured_output/test_structured_output_manager.py": [
+        (r"ModelConfig\(tokenizer=TOKENIZER\)", "ModelConfig(model=TOKENIZER)"),
+    ],
+    "v1/worker/test_gpu_model_runner.py": [
+        (r"(?=from vllm.v1.worker.gpu_worker import)", "from npu_platform.model_runner import NPUModelRunner\n"),
+        (r"\bGPUModelRunner\(vllm_config", "NPUModelRunner(vllm_config"),
+    ],
 }
-"""vLLM's helpers: what memory a device has left is asked of NVML."""
+"""vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's;
+where it knows accelerators that are not like CUDA, it knows npu; and where it takes another model's tokenizer, it takes
+that model, which has as many tokens."""
+AS_THEY_ARE = ("v1/worker/test_gpu_profiler.py", "v1/worker/test_gpu_worker.py")
+"""Tests in which CUDA is the name of a profiler or of an allocator, and of no device that they run on."""
 LIMIT, LIMIT_TOGETHER = 900, 2700  # seconds of a file, and of those that share processes
 
 
@@ -58,13 +76,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for the copy, the models and the results")
     parser.add_argument("--table", choices=sorted(tables()), help="this table alone")
     parser.add_argument("--only", default="", help="files of which the path has this")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT_TOGETHER, help="seconds after which a run of pytest is cut off"
+    )
     parser.add_argument("--page", type=Path, help="file for the tables")
     options = parser.parse_args()
     if options.sources:
         sources, work = options.sources.resolve(), options.work.resolve()
         prepare(sources, work)
         for table in [options.table] if options.table else sorted(tables()):
-            run_table(table, sources, work, options.only)
+            run_table(table, sources, work, options.only, options.limit)
     if options.page:
         options.page.write_text(page())
 
@@ -86,7 +107,7 @@ def files(table: dict[str, Any], sources: Path) -> dict[str, dict[str, Any]]:
     return table["run"] | {name: table["run"].get(name, {}) for name in found if name not in left_out}
 
 
-def run_table(name: str, sources: Path, work: Path, only: str) -> None:
+def run_table(name: str, sources: Path, work: Path, only: str, limit: int) -> None:
     """Run the files of a table that have not run yet, and keep how many tests passed."""
     table = tables()[name]
     kept = json.loads(COUNTS.read_text()).get(name, {})
@@ -94,7 +115,7 @@ def run_table(name: str, sources: Path, work: Path, only: str) -> None:
         group = [file for file in listed if only or "passed" not in kept.get(file, {})]
         if group:
             print(time.strftime("%H:%M:%S"), group[0], f"and {len(group) - 1} more" if group[1:] else "", flush=True)
-            run(work, name, group)
+            run(work, name, group, min(limit, LIMIT if len(group) == 1 else LIMIT_TOGETHER))
             keep(name, work, group)
 
 
@@ -136,7 +157,8 @@ def prepare(sources: Path, work: Path) -> None:
     for name, edits in EDITS.items():
         edit(copy / "tests" / name, edits)
     for path in copy.glob("tests/**/test_*.py"):
-        edit(path, NAMES)
+        if not path.as_posix().endswith(AS_THEY_ARE):
+            edit(path, NAMES)
 
 
 def edit(path: Path, edits: list[tuple[str, str]]) -> None:
@@ -147,8 +169,8 @@ def edit(path: Path, edits: list[tuple[str, str]]) -> None:
     path.write_text(text)
 
 
-def run(work: Path, name: str, group: list[str]) -> None:
-    """Run files of tests in a session of its own; what is left of it after the limit is killed."""
+def run(work: Path, name: str, group: list[str], limit: int) -> None:
+    """Run files of tests in a session of its own; what is left of it after `limit` seconds is killed."""
     table = tables()[name]
     said = table["run"].get(group[0], {}) if len(group) == 1 else {}
     log = work / "logs" / f"{name}.{group[0].removesuffix('.py').replace('/', '.')}.log"
@@ -171,12 +193,14 @@ def run(work: Path, name: str, group: list[str]) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     environ |= table.get("environ", {}) | said.get("environ", {})
+    plugins = [str(install(work, plugin)) for plugin in said.get("plugins", [])]
+    environ["PYTHONPATH"] = os.pathsep.join([*plugins, environ["PYTHONPATH"]])
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=work / "vllm", env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(LIMIT if len(group) == 1 else LIMIT_TOGETHER)
+            process.wait(limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)  # which still writes the report
             try:
@@ -184,6 +208,15 @@ def run(work: Path, name: str, group: list[str]) -> None:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def install(work: Path, plugin: str) -> Path:
+    """Install a plugin that vLLM has for its tests into a folder of its own, which is returned."""
+    place = work / "plugins" / plugin
+    if not place.exists():
+        options = ("--quiet", "--no-deps", "--python", sys.executable, "--target", str(place))
+        subprocess.run(["uv", "pip", "install", *options, str(work / "vllm/tests/plugins" / plugin)], check=True)
+    return place
 
 
 def outcomes(report: Path, group: list[str]) -> dict[str, dict[str, str]]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 REVISION = "0" * 40
 _SMALL = {"vocab_size": models.VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 _SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+_GPT2_TOKENS = 50257
 
 
 def fill(hub: Path) -> None:
@@ -25,7 +26,7 @@ def fill(hub: Path) -> None:
         if snapshot.exists():
             continue
         make(snapshot)
-        _add_tokenizer(snapshot)
+        (_add_bytes_tokenizer if make is _gpt2 else _add_tokenizer)(snapshot)
         (place / "refs").mkdir(exist_ok=True)
         (place / "refs" / "main").write_text(REVISION)
 
@@ -49,7 +50,7 @@ def _qwen2(folder: Path) -> Path:
 
 
 def _gpt2(folder: Path) -> Path:
-    shape = {"vocab_size": models.VOCABULARY, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    shape = {"vocab_size": _GPT2_TOKENS, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024}
     return models._save(transformers.GPT2Config(**shape), folder, 0)
 
 
@@ -85,4 +86,19 @@ def _add_tokenizer(folder: Path) -> None:
     made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="w7", pad_token="w0", bos_token="w1", eos_token="w2"
     )
+    made.save_pretrained(folder)
+
+
+def _add_bytes_tokenizer(folder: Path) -> None:
+    """The ids of bytes and of the end of a text that GPT-2 has, which tests of grammars name, and its pairs of JSON."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pairs = [("\u0120", '"'), ("{", '"'), ('"', ":"), ('"', "}")]  # the first is a space
+    words = [*alphabet, *("".join(pair) for pair in pairs)]
+    words += [f"<w{number}>" for number in range(len(words), _GPT2_TOKENS - 1)]
+    end = "<|endoftext|>"
+    vocabulary = {word: number for number, word in enumerate([*words, end])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=end, bos_token=end, eos_token=end)
     made.save_pretrained(folder)
