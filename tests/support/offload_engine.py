@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Case(NamedTuple):
     devices: int = 1
     host: str = "4MiB"
     """Of host memory where a tier lies behind it: too little for all prompts, so that some come from that tier."""
+    is_sample: bool = False
+    """Whether vLLM's CPU build laid over our environment will do, where there is no environment with it."""
 
     @property
     def tells_events(self) -> bool:
@@ -49,7 +52,7 @@ def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -
     """Run rounds in an engine with the connector and return what came out; see :mod:`tests.support.offload_scenario`."""
     files = (str(write_scenario(case, folder, rounds, **scenario)), str(folder / "result.json"))
     is_peer = case.platform == "cpu"
-    done = run_on_peer(folder, *files) if is_peer else run_module(SCENARIO, *files, **environment(case))
+    done = run_on_peer(case, folder, *files) if is_peer else run_module(SCENARIO, *files, **environment(case))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
     return json.loads((folder / "result.json").read_text())
 
@@ -100,22 +103,38 @@ def environment(case: Case) -> dict[str, str]:
     return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.devices == 1 else devices
 
 
-def run_on_peer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the scenario with the peer's interpreter, this package beside it, entry point and all."""
-    python = os.environ.get("NPU_PEER_PYTHON")
-    if not python:
+def run_on_peer(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the scenario with the peer's interpreter, or with ours where that is enough."""
+    python, sample = os.environ.get("NPU_PEER_PYTHON"), os.environ.get("NPU_PEER_SAMPLE")
+    if python:
+        environ = {"PYTHONPATH": str(install_beside(python, folder / "site"))}
+    elif sample and case.is_sample:
+        # Our platform and our device stay out; the connector is there, entry point and all. One process: two others
+        # would import vLLM once more each.
+        python, alone = sys.executable, {"VLLM_PLUGINS": "npu_kvconnector", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        environ = {"PYTHONPATH": sample, "VLLM_TARGET_DEVICE": "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **alone}
+    else:
         pytest.skip(MADE_BY)
-    uv = shutil.which("uv")
-    assert uv is not None
-    # A folder on the path instead of an installation: the peer's environment is also what we are measured against.
-    place = ["--no-config", "--quiet", "--no-deps", "--python", python, "--target", str(folder / "site")]
-    subprocess.run([uv, "pip", "install", *place, str(ROOT / "packages" / "npu-kvconnector")], check=True, timeout=300)
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return subprocess.run(
         [python, str(ROOT / "tests" / "support" / "offload_scenario.py"), *arguments],
-        env={**os.environ, **PASSIVE, **threads, "PYTHONPATH": str(folder / "site")},
+        env={**os.environ, **PASSIVE, **threads, **environ},
         capture_output=True,
         text=True,
         check=False,
         timeout=540,
     )
+
+
+def install_beside(python: str, place: Path) -> Path:
+    """Install the connector, entry point and all, into a folder for that interpreter, and return the folder.
+
+    The peer's environment stays as it is: it is also what we are measured against.
+    """
+    uv = shutil.which("uv")
+    assert uv is not None
+    options = ["--no-config", "--quiet", "--no-deps", "--python", python, "--target", str(place)]
+    subprocess.run(
+        [uv, "pip", "install", *options, str(ROOT / "packages" / "npu-kvconnector")], check=True, timeout=300
+    )
+    return place
