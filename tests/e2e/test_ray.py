@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.nightly
+# Under `uv run` Ray would make an environment of its own for its workers. It reads this where it is imported.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 NEW = 6
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -63,12 +66,10 @@ def test_ranks_on_two_nodes(layout: str, cluster: str, tmp_path: Path) -> None:
         assert_greedy(load(model), prompt, output)
 
 
-def test_a_raylet_is_killed(tmp_path: Path) -> None:
-    """The rank of its node ends with it: all clients are told, and the server ends.
-
-    Where the rank that answers was on that node, the last stage of a pipeline, they wait for vLLM's limit of a step.
-    """
-    arguments = ("--distributed-executor-backend", "ray", "--tensor-parallel-size", "2")
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_a_raylet_is_killed(layout: str, tmp_path: Path) -> None:
+    """The rank of its node ends with it, the last stage of a pipeline: all clients are told, and the server ends."""
+    arguments = ("--distributed-executor-backend", "ray", f"--{layout}-parallel-size", "2")
     with two_nodes() as (address, second), serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server:
         with ThreadPoolExecutor(2) as pool:
             told = [pool.submit(ask_until_it_fails, server, stream=stream) for stream in (True, False)]

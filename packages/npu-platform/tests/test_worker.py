@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,10 +114,9 @@ def test_a_rank_whose_error_nobody_would_hear_ends(rank: int, parallel: dict[str
     failed = worker(distributed_executor_backend="mp", **parallel)
     failed.rank = rank
     error = RuntimeError("a kernel failed")
-    if ends:
-        with pytest.raises(SystemExit):
+    for backend in ("mp", "ray"):
+        failed.parallel_config.distributed_executor_backend = backend
+        with pytest.raises(SystemExit) if ends else contextlib.nullcontext():
             failed._end_if_nobody_hears(error)
-    else:
-        failed._end_if_nobody_hears(error)
     failed.parallel_config.distributed_executor_backend = "external_launcher"
     failed._end_if_nobody_hears(error)

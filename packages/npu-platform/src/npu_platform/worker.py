@@ -225,12 +225,13 @@ class NPUWorker(Worker):
     def _end_if_nobody_hears(self, error: Exception) -> None:
         """End this rank on an error in a step for which another one answers.
 
-        vLLM's multiprocessing executor passes on the errors of the rank that answers, the first of the last stage, and
-        logs those of the others: their engine would wait. It does watch whether they live. Raises SystemExit.
+        vLLM's executors pass on the errors of the rank that answers, the first of the last stage, and log those of the
+        others: their engine would wait. They do watch whether these live. Raises SystemExit.
         """
         parallel = self.parallel_config
         answers = parallel.world_size - parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
-        if is_multiprocessing(parallel) and self.rank % parallel.world_size != answers:
+        watched = is_multiprocessing(parallel) or parallel.use_ray
+        if watched and self.rank % parallel.world_size != answers:
             logger.error("rank %d ends, and with it the engine, since its step failed", self.rank, exc_info=error)
             raise SystemExit(1) from error
 
