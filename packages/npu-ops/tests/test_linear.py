@@ -26,6 +26,13 @@ def test_many_rows(ops, equals_product, isa, rows, n, k):
         ops._choose_linear(w, n, k, 0, 0)
 
 
+@pytest.mark.parametrize("rows", [3, 6, 7, 8])
+@pytest.mark.parametrize("k", [2048, 3100, 6200])
+def test_few_rows_that_l1_does_not_hold(ops, equals_product, isa, rows, k):
+    x, w = torch.randn(rows, k).bfloat16(), torch.randn(100, k).bfloat16()
+    equals_product(ops.linear(x, w, None), x, w)
+
+
 def test_rows_so_long_that_a_cache_holds_few(ops, equals_product, isa, dtype):
     x, w = torch.randn(40, 17000).to(dtype), torch.randn(33, 17000).to(dtype)
     equals_product(ops.linear(x, w, None), x, w)

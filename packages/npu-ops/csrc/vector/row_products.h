@@ -14,10 +14,12 @@ constexpr int kProductBatch = 6;
 constexpr int kProductBatch = 4;
 #endif
 constexpr int64_t kProductRows = 64;      // weight rows whose sums are kept meanwhile
-constexpr int64_t kProductBytes = 24576;  // of the packed rows that a pass keeps in L1
 constexpr int64_t kProductAhead = 1024;   // bytes
-constexpr int64_t kHeldRow = kProductBytes / 16;  // elements of eight rows that a pass keeps in L1
-constexpr int64_t kShortRow = 2048;                // elements
+
+// Of the packed rows of a pass: L1 keeps them, or, where they meet so many products that L2 is fast enough, L2 does, since a weight row
+// that is read in one pass comes from memory faster.
+template <int M>
+constexpr int64_t kProductBytes = kProductBatch == 8 && M > 4 ? 98304 : 24576;
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
 // as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.
@@ -30,20 +32,16 @@ struct Ahead {
 template <int M>
 constexpr int kProductStreams = kProductBatch == 4 ? (M > 2 ? 3 : 4) : M > 6 ? 3 : 4;
 
-// Whether tiles of eight packed rows hold the weight rows in registers and read the packed ones from L1, where both come in one pass. The
-// other way round the packed ones do not all fit in registers, and are read again for each weight row.
-template <class T>
-NPU_INLINE bool hold_rows(int64_t k) {
-  return kProductBatch == 8 && __is_same(T, bf16) && k <= kHeldRow;
-}
+// Whether tiles of R weight rows hold these in registers and read the packed rows from the cache, where both come in one pass. The other
+// way round packed rows that do not all fit in registers are read again for each weight row.
+template <class T, int R>
+constexpr bool kHeld = kProductBatch == 4 || (kProductBatch == 8 && R < 4 && __is_same(T, bf16));
 
-// Batches that `size` packed rows are taken in. With AVX512_BF16, three weight rows by eight packed ones are faster than twice four by four
-// where the weight rows are long, since the second time they come from L2, and where they can be held; else, or if they are widened first,
-// six at most are.
+// Batches that `size` packed rows are taken in. Three weight rows by eight packed ones are faster than twice four by four, but not if
+// the weight rows are widened first: then six at most are.
 template <class T>
-NPU_INLINE int64_t product_batches(int64_t size, int64_t k) {
-  const bool eight = __is_same(T, bf16) && (k > kShortRow || hold_rows<T>(k));
-  return ceil_div(size, kProductBatch == 8 && !eight ? 6 : kProductBatch);
+NPU_INLINE int64_t product_batches(int64_t size) {
+  return ceil_div(size, kProductBatch == 8 && !__is_same(T, bf16) ? 6 : kProductBatch);
 }
 
 // As row_dots, where the weight rows are fewer than the packed ones: they are what registers hold. Returns how far it came.
@@ -70,7 +68,7 @@ NPU_INLINE int64_t held_row_dots(F (&acc)[R][M], const T* const (&w)[R], const t
 
 // R weight rows, k elements from w[r] on, by M packed rows. The sums so far lie in `sums`, R * M vectors, unless these are the first.
 // Fetches what lies `ahead` bytes further in the weight rows (0: nothing). Not inlined: the loop needs all registers.
-template <class T, int R, int M, bool Held = kProductBatch == 4>
+template <class T, int R, int M>
 __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx,
                                         int64_t k, int64_t ahead) {
   int64_t done = 0;
@@ -88,7 +86,7 @@ __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) acc[r][m] = first ? F{} : load(sums + (r * M + m) * W);
-  if constexpr (R > 1 && R < M && RowDot<T>::kParts == 1 && Held) done = held_row_dots<T, R, M>(acc, w, x, ldx, k, ahead);
+  if constexpr (R > 1 && R < M && RowDot<T>::kParts == 1 && kHeld<T, R>) done = held_row_dots<T, R, M>(acc, w, x, ldx, k, ahead);
   const T* rest[R];
   for (int r = 0; r < R; ++r) rest[r] = w[r] + done;
   row_dots<T, R, M>(acc, rest, x + done, ldx, k - done, ahead);
@@ -104,7 +102,7 @@ template <class T, int M, class Row>
 inline void rows_by_batch(float* out, int64_t ldo, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t rows, const Row& row, int64_t k,
                           Ahead ahead) {
   constexpr int R = kProductStreams<M>;
-  constexpr int64_t kStep = RowDot<T>::kStep, kElements = kProductBytes / (M * static_cast<int64_t>(sizeof(typename RowDot<T>::Packed)));
+  constexpr int64_t kStep = RowDot<T>::kStep, kElements = kProductBytes<M> / (M * static_cast<int64_t>(sizeof(typename RowDot<T>::Packed)));
   float sums[kProductRows * M * W];  // [per][R][M], then the rest: [M] each
   const int64_t per = rows / R, passes = M == 1 ? 1 : greater(1, ceil_div(k, kElements));
   const int64_t depth = greater(1, ceil_div(ceil_div(k, passes), kStep)) * kStep;
@@ -115,12 +113,6 @@ inline void rows_by_batch(float* out, int64_t ldo, const typename RowDot<T>::Pac
       const T* w[R];
       for (int r = 0; r < R; ++r) w[r] = row(r * per + i) + from;
       const int64_t further = stream ? kProductAhead : i % ahead.batches == ahead.batch ? ahead.next : 0;
-      if constexpr (kProductBatch == 8 && R < 4) {
-        if (hold_rows<T>(k)) {
-          row_tile<T, R, M, true>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further);
-          continue;
-        }
-      }
       row_tile<T, R, M>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further);
     }
     for (int64_t i = R * per; i < rows; ++i) {

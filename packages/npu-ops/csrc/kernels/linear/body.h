@@ -72,7 +72,7 @@ template <class T, class Epilogue>
 inline void group_of_rows(const LinearParams& p, const Epilogue& epilogue, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t column,
                           int64_t columns, bool more) {
   constexpr int64_t kSides = Epilogue::kSides, ldy = kSides * kGroupRows;
-  const int64_t batches = product_batches<T>(p.m, p.k);
+  const int64_t batches = product_batches<T>(p.m);
   float* y = static_cast<float*>(thread_scratch(2, sizeof(float) * p.m * ldy));
   for (int64_t side = 0; side < kSides; ++side) {
     const T* w = static_cast<const T*>(p.w) + (column + side * (p.n / 2)) * p.ldw;
@@ -101,7 +101,7 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
   const int64_t grain = greater(groups / (parallel.num_threads() * 8), ceil_div(65536, bytes));
   parallel(groups, grain, [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
-      const bool more = g + 1 < end && (g + 2) * group <= columns;
+      const bool more = (g + 2) * group <= columns;  // a thread's pieces follow one another
       group_of_rows<T>(p, epilogue, x, ldx, g * group, lesser(group, columns - g * group), more);
     }
   });
