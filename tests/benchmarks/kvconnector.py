@@ -1,10 +1,11 @@
-"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine]``.
+"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [bad]``.
 
 copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host. engine: Qwen3-0.6B's
 shape with random weights. One engine computes prompts and stores them in the host tier and in every tier behind it;
 then one with each tier alone finds them there (fs is vLLM's own; remote is a Valkey on this host). Beside that: prompts
 that never come back, and the time between tokens of a request while the prompt of another is loaded, without a connector
-and with each tier. Each engine is a process of its own. ``--quick``: one round.
+and with each tier. bad: throughput when a tier misbehaves (``tests.benchmarks.kvconnector_bad``). Each engine is a process
+of its own. ``--quick``: one round.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import QWEN3_06B
+from tests.benchmarks.kvconnector_bad import misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, in_a_process, not_long
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
+PARTS = ("copy", "engine", "bad")
 TIERS = ("fs", "durable", "remote")
 PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 """Of the guard: a prompt of 32,768 tokens is one load of 3.8 GB."""
@@ -36,7 +39,7 @@ PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kvconnector", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="copy, engine (default: both)")
+    parser.add_argument("parts", nargs="*", help="copy, engine, bad (default: all)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
@@ -44,17 +47,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QWEN3_06B["num_hidden_layers"], help="fewer for a trial")
     options = parser.parse_args()
     options.rounds = 1 if options.quick else options.rounds
-    parts = options.parts or ["copy", "engine"]
-    if not {*parts} <= {"copy", "engine"}:
-        parser.error(f"parts are copy and engine, not {' '.join(parts)}")
+    parts = options.parts or list(PARTS)
+    if not {*parts} <= {*PARTS}:
+        parser.error(f"parts are {', '.join(PARTS)}, not {' '.join(parts)}")
     print(f"Machine: {machine()}", flush=True)
     if "copy" in parts:
         print(f"\n### Between device and host tier\n\n{copies()}", flush=True)
-    if "engine" in parts:
+    if {"engine", "bad"} & {*parts}:
         place = Path.cwd() / ".nox"  # a disk, where /tmp may be memory
         place.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as folder:
-            Contest(Path(folder), options).run()
+            contest = Contest(Path(folder), options)
+            if "engine" in parts:
+                contest.run()
+            if "bad" in parts:
+                table = misbehaving(contest.folder, contest.folder / "model", contest.token_bytes, contest.rounds)
+                print(f"\n### When a tier misbehaves\n\n{table}")
 
 
 def copies() -> str:
@@ -135,11 +143,13 @@ class Contest:
         write_model(folder / "model", shape)
         # keys and values in bfloat16
         self.token_bytes = options.layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
-        self.tiers = {name: self._tier(name) for name in options.tiers}
+        self.tiers: dict[str, dict[str, Any]] = {}
+        self._names = options.tiers
         self.results: dict[str, list[dict[str, list[Any]]]] = {}
 
     def run(self) -> None:
         """Run every engine and print the tables."""
+        self.tiers = {name: self._tier(name) for name in self._names}
         self._measure("all", list(self.tiers.values()), self.lengths, ["computed", "host"], seed=0)
         # Without a connector the longest is not computed again: that is minutes.
         short = not_long(self.lengths)

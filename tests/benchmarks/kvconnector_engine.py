@@ -9,11 +9,13 @@ import itertools
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-__all__ = ["NEW_ANSWER", "NEW_PROMPTS", "NEW_TOKENS", "in_a_process", "not_long", "run_engine"]
+__all__ = ["MIXED", "NEW_ANSWER", "NEW_PROMPTS", "NEW_TOKENS", "in_a_process", "not_long", "run_engine"]
 
 NEW_PROMPTS, NEW_TOKENS, NEW_ANSWER = 8, 256, 16
+MIXED = 24  # prompts that come back, among as many new ones
 REPEATS, NEW_REPEATS = 3, 5
 QUIET = 24  # steps of a request that is alone
 LONGEST = 120.0  # seconds that storing may take after the last token
@@ -119,6 +121,7 @@ def run_engine(
     block_bytes: int,
     seed: int,
     parts: list[str],
+    switch: str = "",
 ) -> dict[str, list[Any]]:
     """Measure one engine; return lists of seconds, or of seconds and the share of the prompt that was loaded.
 
@@ -130,7 +133,9 @@ def run_engine(
         block_bytes: bytes of a token's keys and values.
         seed: of the prompts that nobody has asked before.
         parts: of "new" (prompts that never come back), "computed", "host" (prompts that were computed here), "tier"
-            (prompts that another engine has stored) and "gaps" (between tokens of others meanwhile).
+            (prompts that another engine has stored), "gaps" (between tokens of others meanwhile) and "mixed" (new
+            prompts among some that were stored before).
+        switch: a file to make between the two of "mixed": the tier misbehaves from then on.
     """
     engine = Engine(model, extra, longest, block_bytes)
     fresh = itertools.count(10_000 * (seed + 1))
@@ -149,6 +154,9 @@ def run_engine(
         for part in ("host", "tier"):
             if part in parts:
                 found[f"{part} {length}"] = [hit(engine, prompt, part) for _ in range(REPEATS)]
+    if "mixed" in parts:
+        new = [prompt_of(NEW_TOKENS, next(fresh)) for _ in range(MIXED)]
+        found["mixed"] = [measure_mixed(engine, new, switch, has_tiers=extra is not None)]
     if "gaps" in parts:
         length = not_long(lengths)[-1]
         found |= measure_gaps(engine, prompt_of(length, length), "tier" if "tier" in parts else "host")
@@ -177,6 +185,16 @@ def measure_gaps(engine: Engine, prompt: list[int], part: str) -> dict[str, list
         found["quiet"] += quiet
         found["loading"] += loading
     return found
+
+
+def measure_mixed(engine: Engine, new: list[list[int]], switch: str, *, has_tiers: bool) -> float:
+    """Return the seconds for new prompts and as many that are in no tier but the last, which then misbehaves."""
+    old = [prompt_of(NEW_TOKENS, 1_000_000 + number) for number in range(len(new))]
+    engine.ask(old, 1)
+    forget(engine, "tier" if has_tiers else "host")
+    if switch:
+        Path(switch).touch()
+    return engine.ask([prompt for pair in zip(old, new, strict=True) for prompt in pair], NEW_ANSWER)[0]
 
 
 def forget(engine: Engine, part: str) -> None:

@@ -1,0 +1,79 @@
+"""What a tier that misbehaves costs: the part "bad" of ``tests.benchmarks.kvconnector``.
+
+Half of the prompts were stored before in a tier that then begins to fail, to be slow or to be silent (the guard has its own
+deadlines); the others are new. Beside that an engine without a connector, which computes all of them, and one whose tier
+goes on as it should. In turns, each engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.kvconnector_engine import MIXED, NEW_ANSWER, NEW_TOKENS, in_a_process
+from tests.benchmarks.results import abba
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["BEHAVIOURS", "misbehaving"]
+
+BEHAVIOURS: dict[str, dict[str, Any] | None] = {
+    "no connector": None,
+    "a tier as it should be": {},
+    "slow: a load and a store take 2 s, an answer 0.5 s": {"slow": 2.0, "slow_lookup": 0.5},
+    "failing: all loads and stores, every fifth question": {"bad_load": 1, "bad_store": 1, "bad_lookup": 5},
+    "silent: no answer to any question, load or store": {"silent_lookup": 1, "late_load": 1, "late_store": 1},
+}
+GOAL = 0.97
+
+
+def misbehaving(folder: Path, model: Path, token_bytes: int, rounds: int) -> str:
+    """Measure every behaviour and return the table.
+
+    Args:
+        folder: for what is made.
+        model: its folder.
+        token_bytes: bytes of a token's keys and values.
+        rounds: engines of each kind.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in BEHAVIOURS}
+    names = list(BEHAVIOURS)
+    for number in range(rounds):
+        for name in abba(names, number):
+            began = time.monotonic()
+            switch = folder / f"switch-{number}-{names.index(name)}"
+            seconds[name] += one_engine(model, token_bytes, BEHAVIOURS[name], switch, seed=number)
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    work = 2 * MIXED * (NEW_TOKENS + NEW_ANSWER)
+    alone = statistics.median(seconds["no connector"])
+    about = f"{MIXED} prompts of {NEW_TOKENS} tokens that come back and {MIXED} new ones, {NEW_ANSWER} more each"
+    rows = [f"| tier | {about}: tokens/s | of none (goal {GOAL}) |", "|---|---|---|"]
+    for name, found in seconds.items():
+        median = statistics.median(found)
+        rows.append(f"| {name} | {work / median:.0f} | {alone / median:.3f} |")
+    return "\n".join(rows)
+
+
+def one_engine(
+    model: Path, token_bytes: int, behaviour: dict[str, Any] | None, switch: Path, *, seed: int
+) -> list[float]:
+    """Return the seconds of one engine."""
+    tokens = 2 * MIXED * (NEW_TOKENS + NEW_ANSWER)
+    extra = None
+    if behaviour is not None:
+        tier = {"type": "FlakyTier", "module_path": "tests.support.flaky_tier", "switch": str(switch), **behaviour}
+        extra = {"cpu_bytes_to_use": tokens * token_bytes, "secondary_tiers": [tier]}
+    found = in_a_process(
+        model=str(model),
+        extra=extra,
+        lengths=[],
+        longest=NEW_TOKENS + NEW_ANSWER,
+        block_bytes=token_bytes,
+        seed=seed,
+        parts=["mixed"],
+        switch=str(switch),
+    )
+    return found["mixed"]
