@@ -82,6 +82,17 @@ print(len(op_registry_oot))
     assert result.stdout.split()[-1] == "0"
 
 
+def test_adapters_wrap_a_router_as_any_replicated_layer(registered):
+    code = """
+from vllm.lora.layers import ReplicatedLinearWithLoRA
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
+gate = op_registry_oot["GateLinear"]
+assert issubclass(gate, GateLinear)
+print(ReplicatedLinearWithLoRA.can_replace_layer(gate.__new__(gate), None, []))
+"""
+    assert registered(code) == ["True"]
+
+
 def test_norms_activations_and_rotations_equal_vllms_own(registered):
     code = """
 from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm

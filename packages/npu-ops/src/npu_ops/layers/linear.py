@@ -94,5 +94,10 @@ class NpuLinear:
             self.quant_method = NpuLinearMethod()
 
 
-for _base in (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear):
+@ReplicatedLinear.register_oot(name="ReplicatedLinear")
+class NpuReplicatedLinear(NpuLinear, ReplicatedLinear):
+    """ReplicatedLinear on the kernel; by this class vLLM's adapters know what they may wrap."""
+
+
+for _base in (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear):
     _base.register_oot(name=_base.__name__)(type(f"Npu{_base.__name__}", (NpuLinear, _base), {}))

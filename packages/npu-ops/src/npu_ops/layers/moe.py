@@ -26,7 +26,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.experts_with_lora import kernel_with_lora
-from npu_ops.layers.linear import NpuLinear
+from npu_ops.layers.linear import NpuReplicatedLinear
 
 ops = torch.ops.npu_ops
 
@@ -97,7 +97,7 @@ class NpuMoERunner(MoERunner):
 
 
 @GateLinear.register_oot(name="GateLinear")
-class NpuGateLinear(NpuLinear, GateLinear):
+class NpuGateLinear(NpuReplicatedLinear, GateLinear):
     """The router's logits, on the kernel of the linear layers."""
 
 
