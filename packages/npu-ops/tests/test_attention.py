@@ -101,6 +101,14 @@ def test_options(isa, dtype, option):
     Batch(*MIXED, dtype=dtype).compare(option)
 
 
+MANY = ([1] * 40, [1 + 37 * i % 201 for i in range(40)])  # a thread takes several of them together
+
+
+@pytest.mark.parametrize("option", [options(), options(left=20)], ids=["plain", "window"])
+def test_many_short_sequences(isa, dtype, option):
+    Batch(*MANY, size=128, dtype=dtype).compare(option)
+
+
 @pytest.mark.parametrize("heads", [(17, 1), (40, 1), (71, 1), (100, 1)])
 def test_more_grouped_heads_than_a_tile(isa, heads):
     Batch([1, 4], [70, 30], heads, 32).compare(options())
@@ -225,6 +233,12 @@ class CodedBatch(Batch):
 @pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((5, 1), 128), ((8, 2), 40)])
 def test_codes(isa, dtype, code, scales, heads, size):
     CodedBatch(*MIXED, heads=heads, size=size, dtype=dtype, code=code, scales=scales).compare(options(scale=0.02))
+
+
+@pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
+@pytest.mark.parametrize("scales", SCALES)
+def test_codes_of_many_short_sequences(isa, code, scales):
+    CodedBatch(*MANY, size=128, dtype=torch.bfloat16, code=code, scales=scales).compare(options(scale=0.02))
 
 
 @pytest.mark.parametrize("code", CODES, ids=["e4m3", "int8"])
