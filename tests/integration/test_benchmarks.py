@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from npu_platform.start_times import StartTimes
-from tests.benchmarks import draw, engine, features, pages, peer, results, serve, split, start
+from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, serve, split, start, tiers
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
 from tests.benchmarks.limits import Limits
@@ -188,6 +188,38 @@ def test_bars_name_the_best_peer_and_the_limit_of_the_machine():
     assert not bars["prefill 512"].met
     assert bars["weights read in a step, batch 1"].measured == "24.8 of 40.0 GB/s: 62%"
     assert not bars["process start to first token, caches warm"].met
+
+
+def test_steps_of_four_bits_have_bars_of_their_own(tmp_path):
+    turns = [turn("npu", 1, 0.25), turn("npu-head", 1, 0.1), turn("llama.cpp Q4_0", 1, 0.5)]
+    of_four_bits = record(*turns) | {"weights": rounded.NAME}
+    of_four_bits["contestants"] = {
+        one["contestant"]: {"label": one["contestant"], "command": "", "environ": {}} for one in turns
+    }
+    bars = {(bar.what, bar.goal): bar for bar in judged(of_four_bits)}
+    assert bars["decode batch 1 context 64", "12 ms at most"].met
+    assert bars["decode batch 8 context 64", "25 ms at most"].met
+    assert bars["prefill 512", "not slower than the best peer"].measured == "2.00x llama.cpp Q4_0"
+    results.write(tmp_path / "four_bits.json", of_four_bits)
+    draw.main([str(tmp_path / "four_bits.json")])
+    assert "Every sample is in the [record](four_bits.json)." in (tmp_path / "four_bits.md").read_text()
+
+
+def test_contestants_of_four_bits_take_their_own_models(tmp_path):
+    options = engine.parse(["--weights", rounded.NAME, "--llama", "programs"])
+    commands = {name: one.command(tmp_path, options.cases) for name, one in engine.contestants(options).items()}
+    assert list(commands) == options.contestants == ["npu", "npu-head", "llama.cpp Q4_0", "llama.cpp Q4_K_M"]
+    assert str(tmp_path / "W4A16") in commands["npu"]
+    assert str(tmp_path / "Q4_K_M.gguf") in commands["llama.cpp Q4_K_M"]
+    assert len(CHOICES[options.cases]) == len({case.name for case in CHOICES[options.cases]})
+
+
+def test_a_tier_that_is_slower_than_the_one_below_stands_in_bold():
+    case = {"kernel": "linear", "label": "m1", "seconds": {"avx2": [4e-5, 2e-5], "avx512": [1e-5], "amx": [2e-5]}}
+    of_tiers = {"machine": MACHINE, "threads": 2, "tiers": ["avx2", "avx512", "amx"], "cases": [case]}
+    text = tiers.table(of_tiers)
+    assert "| linear m1 | 30 | 10 (3.00) | 20 **(0.50)** |" in text
+    assert "Slower than that by more than 2%: 1 of 2, in bold." in text
 
 
 def test_shares_of_a_step_add_up():
