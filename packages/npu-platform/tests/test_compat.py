@@ -279,3 +279,11 @@ def test_latent_attention_takes_what_vllm_gives_it() -> None:
     taken = inspect.signature(NPUMLAAttention.do_kv_cache_update).parameters
     assert "skip_scale" in taken
     assert wanted.keys() <= taken.keys()
+
+
+def test_the_wait_for_a_message_polls_still_and_nobody_can_say_otherwise() -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
+
+    assert inspect.signature(SpinCondition).parameters["busy_loop_s"].default == 1
+    for method in (MessageQueue.__init__, MessageQueue.create_from_handle):
+        assert "busy_loop_s" not in inspect.getsource(method)

@@ -100,9 +100,17 @@ def test_every_attribute_that_the_device_must_set_is_set() -> None:
 
 @pytest.mark.parametrize(
     "name", ["opaque_attention_op", "support_hybrid_kv_cache", "support_static_graph_mode", "is_pin_memory_available"]
-)
+)  # attention: without a configuration
 def test_what_vllm_would_get_silently_wrong_is_true(name: str) -> None:
     assert getattr(NPUPlatform, name)() is True
+
+
+def test_attention_is_an_op_only_where_something_is_compiled() -> None:
+    from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
+
+    for mode in (CompilationMode.NONE, CompilationMode.STOCK_TORCH_COMPILE, CompilationMode.VLLM_COMPILE):
+        with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(mode=mode))):
+            assert NPUPlatform.opaque_attention_op() is (mode != CompilationMode.NONE)
 
 
 def test_class_names_resolve() -> None:

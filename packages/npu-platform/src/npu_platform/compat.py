@@ -232,6 +232,32 @@ def engine_arguments_in_progress() -> Any | None:
     return None
 
 
+def holds_message(queue: Any) -> bool:
+    """Return whether a message waits in a ``MessageQueue`` of this host.
+
+    Why: its ``dequeue`` polls for a second before it sleeps, and no argument says otherwise (see :func:`await_message`).
+    Versions: vLLM 0.32, 0.33. Scope: nothing is replaced; the flags that ``acquire_read`` looks at are read.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import memory_fence
+
+    with queue.buffer.get_metadata(queue.current_idx) as flags:
+        memory_fence()
+        return bool(flags[0]) and not flags[queue.local_reader_rank + 1]
+
+
+def await_message(queue: Any, seconds: float) -> None:
+    """Sleep until the writer of a ``MessageQueue`` of this host says that it wrote, or somebody ends the queue.
+
+    Returns after `seconds` at the latest; a message may have been seen before, so ask :func:`holds_message` again.
+    Why: ``SpinCondition.wait`` does this only when nothing came for ``busy_loop_s``, a second, which is the default of
+    an argument that nobody gives. Versions: vLLM 0.32, 0.33. Scope: nothing is replaced.
+    """
+    condition = queue._spin_condition
+    events = dict(condition.poller.poll(timeout=max(1, int(seconds * 1e3))))
+    if condition.local_notify_socket in events:
+        condition.local_notify_socket.recv(copy=False)
+
+
 class _CudaOnNpu:
     """``torch.npu``, whose own names also go by those of ``torch.cuda``."""
 

@@ -194,7 +194,7 @@ class NPUPlatform(Platform):
         features.choose_sleep_mode(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
-        choose_executor(vllm_config.parallel_config)
+        choose_executor(vllm_config)
         numa.bind_ranks(vllm_config.parallel_config)
         config.prepare_child_environment()
         forks.prepare(bound=vllm_config.parallel_config.numa_bind)
@@ -226,8 +226,14 @@ class NPUPlatform(Platform):
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
-        """Say True: traced attention would keep the profile run's metadata and be silently wrong."""
-        return True
+        """Say whether a layer's attention is one op: to a compiler, or it would keep the profile run's metadata.
+
+        Without one an op of vLLM is Python behind PyTorch's dispatcher, twice a layer, for nothing.
+        """
+        from vllm.config import CompilationMode, get_current_vllm_config_or_none
+
+        vllm_config = get_current_vllm_config_or_none()
+        return vllm_config is None or vllm_config.compilation_config.mode != CompilationMode.NONE
 
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:

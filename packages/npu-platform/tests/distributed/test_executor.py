@@ -1,17 +1,19 @@
-"""Answers of a rank of another host: they come, or time out, or end soon after the executor has failed."""
+"""Answers of ranks: they come, or time out, or end soon after the executor has failed; what waits for them sleeps."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import ParallelConfig
+from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 from npu_platform.distributed import EXECUTOR, choose_executor, is_multiprocessing
-from npu_platform.distributed.executor import RemoteAnswers
+from npu_platform.distributed.executor import LocalAnswers, RemoteAnswers
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,63 @@ def test_the_wait_ends_with_the_executor(pair: tuple[MessageQueue, MessageQueue]
         answers(pair[1], failed=True).dequeue(timeout=300)
 
 
-def test_engines_on_several_hosts_have_this_executor() -> None:
-    several = ParallelConfig(nnodes=2, tensor_parallel_size=2, distributed_executor_backend="mp")
-    one = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="mp")
-    for parallel in (several, one):
-        choose_executor(parallel)
-        assert is_multiprocessing(parallel)
-    assert (several.distributed_executor_backend, one.distributed_executor_backend) == (EXECUTOR, "mp")
+@pytest.fixture
+def local() -> Iterator[tuple[MessageQueue, LocalAnswers]]:
+    """A queue of vLLM as between two processes of a host: what writes, and what waits for it."""
+    writer = MessageQueue(1, 1, max_chunk_bytes=1 << 16)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(writer.wait_until_ready)
+        reader.wait_until_ready()
+        ready.result(10)
+    answers = LocalAnswers(reader)
+    yield writer, answers
+    answers.shutdown()
+    writer.shutdown()
+
+
+def test_answers_of_this_host_come_in_their_order(local: tuple[MessageQueue, LocalAnswers]) -> None:
+    writer, answers = local
+    for number in range(3):  # before anybody waits: one notification is left of three
+        writer.enqueue(number)
+    assert [answers.dequeue(timeout=10), answers.dequeue(), answers.dequeue(timeout=10)] == [0, 1, 2]
+    with pytest.raises(TimeoutError):
+        answers.dequeue(timeout=0.01)
+    writer.enqueue(bytes(1 << 20))  # larger than a chunk: it goes through a socket
+    assert answers.dequeue(timeout=10) == bytes(1 << 20)
+
+
+def test_what_waits_for_this_host_sleeps(local: tuple[MessageQueue, LocalAnswers]) -> None:
+    writer, answers = local
+    writer.enqueue("recent")  # after which vLLM's own wait polls for a second
+    assert answers.dequeue(timeout=10) == "recent"
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(lambda: (time.sleep(0.5), writer.enqueue("later")))
+        before = time.thread_time()
+        assert answers.dequeue(timeout=10) == "later"
+        assert time.thread_time() - before < 0.1
+        later.result(10)
+
+
+def test_the_wait_for_this_host_ends_with_the_queue(local: tuple[MessageQueue, LocalAnswers]) -> None:
+    _, answers = local
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(answers.dequeue)
+        time.sleep(0.1)
+        answers.shutdown()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            waiting.result(10)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "connector", "chosen"),
+    [({"nnodes": 2}, None, EXECUTOR), ({}, None, EXECUTOR), ({}, "NPUOffloadConnector", "mp")],
+)
+def test_whose_ranks_are_started_by_this_executor(parallel: dict[str, Any], connector: str | None, chosen: str) -> None:
+    config = VllmConfig()
+    config.parallel_config = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="mp", **parallel)
+    if connector:
+        config.kv_transfer_config = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+    choose_executor(config)
+    assert config.parallel_config.distributed_executor_backend == chosen
+    assert is_multiprocessing(config.parallel_config)

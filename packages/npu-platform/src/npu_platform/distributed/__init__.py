@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import vllm.envs as vllm_envs
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.config import ParallelConfig, VllmConfig
 
 EXECUTOR = f"{__name__}.executor.NPUMultiprocExecutor"
 
 
-def choose_executor(parallel: ParallelConfig) -> None:
-    """Let an engine on several hosts be started by our executors, in the place of vLLM's ``mp`` and ``ray``."""
-    if parallel.distributed_executor_backend == "mp" and parallel.nnodes_within_dp > 1:
-        parallel.distributed_executor_backend = EXECUTOR
+def choose_executor(vllm_config: VllmConfig) -> None:
+    """Let ranks be started by our executors in the place of vLLM's ``mp`` and ``ray``, where those fall short.
+
+    On one host vLLM's ``mp`` polls for the ranks' answers, on cores that compute where the device is the software NPU.
+    Connectors of KV and encoder caches share memory among ranks only where the executor's name is ``mp``: it stays.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.distributed_executor_backend == "mp":
+        connected = vllm_config.kv_transfer_config is not None or vllm_config.ec_transfer_config is not None
+        polls = torch.npu.get_device_properties().driver == "simulator" and not connected
+        if parallel.nnodes_within_dp > 1 or polls:
+            parallel.distributed_executor_backend = EXECUTOR
     elif parallel.distributed_executor_backend == "ray" and vllm_envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         from npu_platform.distributed.ray_executor import NPURayExecutor
 

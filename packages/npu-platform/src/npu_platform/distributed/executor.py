@@ -1,4 +1,4 @@
-"""NPUMultiprocExecutor: vLLM's executor of an engine on several hosts, which sees while it waits that it has failed."""
+"""Owns NPUMultiprocExecutor: vLLM's executor, whose wait for the ranks' answers leaves them the cores and sees that one has died."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from npu_platform import compat
+
 if TYPE_CHECKING:
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
@@ -14,16 +16,45 @@ LOOK_SECONDS = 1.0
 
 
 class NPUMultiprocExecutor(MultiprocExecutor):
-    """vLLM's executor, whose wait for a rank of another host ends when a rank of this one has died.
+    """vLLM's executor, which waits otherwise.
 
-    A host that is gone ends the first rank of this one (see ``host_watch``). vLLM 0.32 sees that and shuts down, but
-    what waits for the other host's answer goes on waiting, for ``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``.
+    For a rank of this host vLLM 0.32 polls, for a second after each answer: the whole of every step, on a core that
+    the ranks of the software NPU compute on. Here it sleeps until the answer comes.
+
+    The wait for a rank of another host ends when a rank of this one has died. A host that is gone ends the first rank
+    of this one (see ``host_watch``). vLLM sees that and shuts down, but what waits for the other host's answer goes on
+    waiting, for ``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``.
     """
 
     def _post_init_executor(self) -> None:
         here = self.local_world_size
+        local = [LocalAnswers(queue) for queue in self.response_mqs[:here]]
         remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
-        self.response_mqs = [*self.response_mqs[:here], *remote]
+        self.response_mqs = [*local, *remote]
+
+
+class LocalAnswers:
+    """The answers of a rank of this host; stands for its ``MessageQueue``."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self._queue = queue
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        """Return the next answer, having slept until it came.
+
+        Raises TimeoutError after `timeout` seconds, and RuntimeError when the queue is shut down.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (compat.holds_message(self._queue) or self._queue.shutting_down):
+            left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
+            compat.await_message(self._queue, left)
+        return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def shutdown(self) -> None:
+        """End the queue."""
+        self._queue.shutdown()
 
 
 class RemoteAnswers:
