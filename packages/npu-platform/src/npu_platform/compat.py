@@ -235,8 +235,8 @@ def engine_arguments_in_progress() -> Any | None:
 def holds_message(queue: Any) -> bool:
     """Return whether a message waits in a ``MessageQueue`` of this host.
 
-    Why: its ``dequeue`` polls for a second before it sleeps, and no argument says otherwise (see :func:`await_message`).
-    Versions: vLLM 0.32, 0.33. Scope: nothing is replaced; the flags that ``acquire_read`` looks at are read.
+    Why: its ``dequeue`` polls for a second before it sleeps, and no argument says otherwise; :func:`await_message`
+    sleeps at once. Versions: vLLM 0.32, 0.33. Scope: nothing is replaced; what ``acquire_read`` looks at is read.
     """
     from vllm.distributed.device_communicators.shm_broadcast import memory_fence
 

@@ -1,4 +1,4 @@
-"""Owns NPUMultiprocExecutor: vLLM's executor, whose wait for the ranks' answers leaves them the cores and sees that one has died."""
+"""NPUMultiprocExecutor: vLLM's executor, whose wait for the ranks leaves them the cores and sees that one has died."""
 
 from __future__ import annotations
 
