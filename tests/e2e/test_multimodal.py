@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import judges, multimodal
+from tests.support import judges, molmo2, multimodal
 from tests.support.engine_run import EngineRun, run_scenarios
 
 if TYPE_CHECKING:
@@ -57,6 +57,18 @@ def test_recordings_in_a_mixed_batch(runs: dict[str, tuple[Path, EngineRun]]) ->
     first = run.tokens(0)[0]
     other = judge({"prompts": RECORDED[0], "heard": 3}, first).argmax(-1).tolist()
     assert other != first, "who hears something else says something else"
+
+
+@pytest.mark.nightly
+def test_an_image_whose_tokens_see_each_other_in_a_model_that_transformers_has_not(tmp_path: Path) -> None:
+    folder = molmo2.tiny_molmo2(tmp_path / "molmo2")
+    limits = {"trust_remote_code": True, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    engine = SETTINGS | limits | {"model": str(folder), "max_model_len": 256}
+    (run,) = run_scenarios(tmp_path, [{"engine": engine, "rounds": [SEEN]}])
+    check(run, molmo2.judge(folder), SEEN)
+    causal = molmo2.judge(folder, causal=True)
+    request, output = judges.requests(SEEN)[0], run.tokens(0)[0]
+    assert causal(request, output).argmax(-1).tolist() != output
 
 
 def check(run: EngineRun, judge: judges.Judge, asked: dict[str, Any]) -> None:

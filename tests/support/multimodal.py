@@ -161,7 +161,7 @@ def tiny_gemma3_seeing(folder: Path) -> Path:
     model.save_pretrained(folder)
     _name_as_on_the_hub(folder / "model.safetensors")
     names = {"boi_token": "<image>", "image_token": "<soft>", "eoi_token": "<end>"}
-    tokenizer = _word_tokenizer(_GEMMA_SPECIAL, names)
+    tokenizer = word_tokenizer(_GEMMA_SPECIAL, names)
     images = transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112})
     transformers.Gemma3Processor(images, tokenizer, image_seq_length=IMAGE_TOKENS).save_pretrained(folder)
     return folder
@@ -232,12 +232,12 @@ def _save_qwen(model: type, config: Any, processor: tuple[Any, Any, int], folder
     side = 2 * patch  # of what becomes one token
     pixels = {"shortest_edge": side * side, "longest_edge": 16 * side * side}
     images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch)
-    made = make(image_processor=images, tokenizer=_word_tokenizer(_QWEN_SPECIAL), video_processor=video())
+    made = make(image_processor=images, tokenizer=word_tokenizer(_QWEN_SPECIAL), video_processor=video())
     made.save_pretrained(folder)
     return folder
 
 
-def _word_tokenizer(
+def word_tokenizer(
     special: dict[str, int], names: dict[str, str] | None = None
 ) -> transformers.PreTrainedTokenizerFast:
     """Return a tokenizer of made-up words; `names`: attributes of the tokenizer that some special tokens have."""
@@ -258,7 +258,7 @@ def _llava_processor() -> transformers.LlavaProcessor:
     pixels = {"size": {"shortest_edge": _PIXELS}, "crop_size": {"height": _PIXELS, "width": _PIXELS}}
     return transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessor(**pixels),
-        tokenizer=_word_tokenizer({"<image>": IMAGE_TOKEN}),
+        tokenizer=word_tokenizer({"<image>": IMAGE_TOKEN}),
         patch_size=_PATCH,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
