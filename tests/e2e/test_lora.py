@@ -95,3 +95,22 @@ def test_adapters_of_experts(settings: dict[str, Any], tmp_path: Path) -> None:
         for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):
             assert_greedy(judges[name], prompt, output)
     assert run.tokens(0) != run.tokens(1)
+
+
+@pytest.mark.nightly
+def test_adapters_of_a_router(tmp_path: Path) -> None:
+    """One adapter of the routers alone, one of routers and attention, and none in a batch, with graphs."""
+    folder, prompts = models.tiny_qwen3_moe(tmp_path / "model", num_hidden_layers=2), models.prompt_token_ids(LENGTHS)
+    model = load(folder)
+    alone = adapter(tmp_path / "alone", model, ["mlp.gate"], 8, seed=1)
+    both = adapter(tmp_path / "both", model, ["mlp.gate", *ATTENTION], 8, seed=2)
+    whose = [str(alone), str(both), None] * 3
+    rounds = [{"prompts": prompts, "sampling": GREEDY, "lora": whose}, {"prompts": prompts, "sampling": GREEDY}]
+    run = run_engine(tmp_path, folder, rounds, **ENGINE)
+    assert run.graphs_captured
+    judges = {None: model} | {str(path): merged(model, path) for path in (alone, both)}
+    for number, one in enumerate(rounds):
+        for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):
+            assert_greedy(judges[name], prompt, output)
+    different = [a != b for a, b, name in zip(run.tokens(0), run.tokens(1), whose, strict=True) if name == str(alone)]
+    assert any(different), "the routers' adapter alone changes what is said"

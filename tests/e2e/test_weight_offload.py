@@ -34,9 +34,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "offload_prefetch_step": 1,
     },
     "one kind of weights": {"offload_group_size": 2, "offload_params": ["gate_up_proj", "down_proj"]},
+    "read where they are": {"cpu_offload_gb": 0.01},
+    "one kind, read where it is": {"offload_backend": "uva", "cpu_offload_gb": 1, "cpu_offload_params": ["down_proj"]},
     "ahead, eager": {"offload_group_size": 2, "offload_prefetch_step": 1, "enforce_eager": True},
 }
-QUICK = "ahead"
+QUICK = ("ahead", "read where they are")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def whole(model: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way == QUICK else [pytest.mark.nightly]) for way in WAYS]
+    "way", [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.nightly]) for way in WAYS]
 )
 def test_offloaded_weights(way: str, model: Path, whole: dict[str, Any]) -> None:
     found = run(model, WAYS[way])

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "Heads of the kind": "no such head is small enough to be made here",
     "This device has no graphs": "packages/npu-platform/tests/test_capabilities.py",
     "This device runs compiled models only": "packages/npu-platform/tests/test_capabilities.py",
+    "This device does not read the host's memory": "packages/npu-platform/tests/test_capabilities.py",
     "With NPU_DEBUG=memory none but": "packages/npu-platform/tests/test_kv_transfer.py",
 }
 PAGE = ROOT / "docs" / "reference" / "refusals.md"

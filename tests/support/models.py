@@ -41,6 +41,7 @@ __all__ = [
     "tiny_llama",
     "tiny_mixtral",
     "tiny_modernbert",
+    "tiny_nemotron_h",
     "tiny_qwen3",
     "tiny_qwen3_moe",
     "with_tokenizer",
@@ -284,6 +285,23 @@ def tiny_granite_hybrid(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
         "tie_word_embeddings": False,
     }
     return _save(transformers.GraniteMoeHybridConfig(**_SHAPE | special | changes), folder, seed, _widen_states)
+
+
+def tiny_nemotron_h(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Nemotron-H: Mamba-2 in two groups, attention without positions, layers of an MLP alone."""
+    special = {
+        "layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 64,
+        "n_groups": 2,
+        "ssm_state_size": 32,
+        "chunk_size": 32,
+        "head_dim": 32,
+        "sliding_window": None,  # vLLM has a window where this is set, transformers never
+        "time_step_min": 1e-9,  # transformers lengthens what is less, vLLM does not
+        "tie_word_embeddings": False,
+    }
+    return _save(transformers.NemotronHConfig(**_SHAPE | special | changes), folder, seed, _widen_states)
 
 
 def tiny_lfm2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

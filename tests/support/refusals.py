@@ -41,12 +41,16 @@ class Case:
 _INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
 _WITHOUT_OPS = {"VLLM_PLUGINS": "npu"}
 _V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+_BOTH = {"kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
     Case({"model": "{olmo-hybrid}"}, "OlmoHybridForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
     Case({"model": "{kimi-linear}"}, "KimiLinearForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
     Case({"model": "{of-gpus}"}, r"MiniMaxM3SparseForCausalLM \(vllm.models.minimax_m3\) runs on NVIDIA"),
+    Case(
+        {"model": "{mamba}", "use_replayssm": True}, "ReplaySSM runs vLLM's Triton kernels: set TRITON_DEFAULT_BACKEND"
+    ),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "draft on one pipeline stage only"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
@@ -89,6 +93,14 @@ _OTHERS: tuple[Case, ...] = (
     Case(
         {"model": "{hybrid}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "States are not shared out among context-parallel ranks",
+    ),
+    Case(
+        {"model": "{one-head-of-windows}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "Windows of answers .R-SWA. need all keys of a request on each rank",
+    ),
+    Case(
+        {"model": "{one-head-of-windows}", "kv_transfer_config": {"kv_connector": "NPUOffloadConnector"} | _BOTH},
+        "the blocks before that are given back",
     ),
     Case({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
     Case({"model": "{latent}", "attention_backend": "NPU_PAGED"}, "pass NPU_MLA"),
@@ -169,6 +181,9 @@ _FOLDERS: dict[str, Callable[[Path], Path]] = {
     "mixture": mixture_of_experts,
     "mamba": models.tiny_mamba,
     "one-head": lambda folder: models.tiny_llama(folder, num_hidden_layers=1, num_key_value_heads=1),
+    "one-head-of-windows": lambda folder: models.tiny_llama(
+        folder, num_hidden_layers=1, num_key_value_heads=1, head_dim=32, rswa_window=8
+    ),
     "latent": models.tiny_deepseek_v2,
     "hybrid": lambda folder: models.tiny_granite_hybrid(folder, num_key_value_heads=1),
     "bert": models.tiny_bert,

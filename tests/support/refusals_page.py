@@ -32,6 +32,7 @@ _KINDS = {
     "mixture": "a mixture of experts",
     "mamba": "Mamba",
     "one-head": "a model with one KV head",
+    "one-head-of-windows": "Unlimited-OCR's attention with one KV head",
     "latent": "latent attention",
     "hybrid": "a hybrid with states",
     "bert": "an encoder",

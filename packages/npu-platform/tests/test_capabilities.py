@@ -18,7 +18,7 @@ from tests.support.vllm_process import run_program
 LIMITED = """
 import torch
 from npu_platform.capabilities import Capabilities
-said = Capabilities(dtypes=(torch.float16,), graphs=False, needs_compilation=True)
+said = Capabilities(dtypes=(torch.float16,), graphs=False, needs_compilation=True, reads_host_memory=False)
 """
 PROGRAM = """
 import json, sys
@@ -65,6 +65,10 @@ def test_what_the_device_has_not_is_not_chosen(site: Path, model: Path) -> None:
     [
         ({"dtype": "float32"}, "computes in float16, not in float32: pass --dtype float16"),
         ({"dtype": "float16", "enforce_eager": True}, "runs compiled models only: leave out --enforce-eager"),
+        (
+            {"dtype": "float16", "cpu_offload_gb": 1},
+            "does not read the host's memory: instead of --cpu-offload-gb pass",
+        ),
         ({"dtype": "float16", "compilation_config": {"cudagraph_mode": "PIECEWISE"}}, "has no graphs: leave out"),
     ],
 )

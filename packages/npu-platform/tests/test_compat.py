@@ -21,6 +21,11 @@ STREAMS = ("Stream", "Event", "current_stream", "default_stream", "stream")
 SUBSTITUTIONS = {
     "graph_capture": (compat.graph_capture_on_npu, "vllm.v1.worker.gpu_model_runner", "graph_capture"),
     "kernel_warmup": (compat.without_kernel_warmup, "vllm.v1.worker.gpu_worker", "kernel_warmup"),
+    "weights": (
+        compat.weights_in_host_memory,
+        "vllm.model_executor.offloader.uva",
+        "get_accelerator_view_from_cpu_tensor",
+    ),
     "buffers": (compat.copied_buffers, "vllm.v1.worker.gpu.buffer_utils", "UvaBuffer"),
     "batch_invariance": (
         compat.without_triton_batch_invariance,
@@ -114,6 +119,7 @@ def test_every_substitution_is_listed() -> None:
         compat.without_kernel_warmup,
         compat.copied_buffers,
         compat.profiler_knows_npu,
+        compat.weights_in_host_memory,
     )
     with contextlib.ExitStack() as stack:
         for manager in (*managers, compat.without_triton_batch_invariance):
@@ -182,6 +188,28 @@ def test_vllm_still_captures_through_a_cuda_only_context() -> None:
             pass
         assert gpu_model_runner.graph_capture is not before
     assert gpu_model_runner.graph_capture is before
+
+
+def test_vllm_still_makes_views_of_the_host_for_cuda_and_xpu_alone() -> None:
+    from vllm.model_executor.model_loader import utils
+    from vllm.model_executor.offloader import uva
+
+    name = "get_accelerator_view_from_cpu_tensor"
+    assert getattr(uva, name) is getattr(utils, name)
+    with pytest.raises(ValueError, match="not supported in"):
+        getattr(uva, name)(torch.ones(1))
+
+
+def test_vllm_still_puts_a_router_with_adapters_where_nothing_reads_it() -> None:
+    from vllm.lora.layers import FusedMoEWithLoRA
+
+    assert not hasattr(FusedMoEWithLoRA, "gate")
+    assert "return self.base_layer.forward(*args, **kwargs)" in inspect.getsource(FusedMoEWithLoRA.forward)
+    model, layer = torch.nn.Module(), FusedMoEWithLoRA.__new__(FusedMoEWithLoRA)
+    torch.nn.Module.__init__(layer)
+    model.experts, layer.base_layer, layer.gate = layer, torch.nn.Module(), torch.nn.Identity()
+    assert compat.route_by_adapters(model) is model
+    assert layer.base_layer.gate is layer.gate
 
 
 def test_vllm_still_warms_up_cuda_kernels_everywhere() -> None:

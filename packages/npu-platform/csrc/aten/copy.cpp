@@ -53,7 +53,7 @@ void copy_bytes(c10::DeviceIndex device, const Tensor& source, const Tensor& tar
   at::assert_no_partial_overlap(target, source);
   if (overlap(source, target) && computes()) return copy_on_aliases(source, target);
   KernelScope inside(device, "aten::_copy_from");
-  submit_copy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  submit_copy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes(), device);
   note_result_of_kernel(target);
 }
 
@@ -108,7 +108,7 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
   alignas(16) char value[16];
   {
     KernelScope inside(device, "aten::_local_scalar_dense");
-    submit_copy(value, self.const_data_ptr(), self.element_size());
+    submit_copy(value, self.const_data_ptr(), self.element_size(), device);
     wait_for_stream(device);
   }
   return AT_DISPATCH_V2(self.scalar_type(), "item", AT_WRAP([&] {

@@ -184,11 +184,16 @@ void check(npu_status status) {
   TORCH_CHECK(false, text);
 }
 
-void submit_copy(void* target, const void* source, size_t bytes) {
+void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceIndex of_view) {
   if (bytes == 0) return;
   const c10::DeviceIndex from = device_of(source), to = device_of(target);
-  const c10::DeviceIndex device = to >= 0 ? to : from;
+  const c10::DeviceIndex device = to >= 0 ? to : from >= 0 ? from : of_view;
   TORCH_INTERNAL_ASSERT(device >= 0, "npu: a copy between two places of the host");
+  if (to < 0 && from < 0) {  // after the kernels that write it
+    wait_for_stream(device);
+    std::memcpy(target, source, bytes);
+    return;
+  }
   const auto kind = to < 0 ? NPU_COPY_DEVICE_TO_HOST : from < 0 ? NPU_COPY_HOST_TO_DEVICE : NPU_COPY_DEVICE_TO_DEVICE;
   check(driver().copy(device, thread_state.stream[size_t(device)], target, source, bytes, kind));
 }

@@ -84,8 +84,9 @@ void submit(c10::DeviceIndex device, const char* name, Kernel& kernel) {
   if (C10_UNLIKELY(!call.has_run) && computes()) detail::refuse_lost_launch(name);
 }
 
-// Copies bytes on the thread's current stream, memory of the host and of devices alike.
-void submit_copy(void* target, const void* source, size_t bytes);
+// Copies bytes on the thread's current stream, memory of the host and of devices alike. Both may be the host's where a tensor
+// of the device `of_view` lies there.
+void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceIndex of_view = -1);
 
 // Until what this thread's current stream has been given is done.
 void wait_for_stream(c10::DeviceIndex device);

@@ -31,6 +31,8 @@ class Capabilities:
     """Whether steps may be captured and replayed."""
     needs_compilation: bool = False
     """Whether models run in vLLM's compiled mode only."""
+    reads_host_memory: bool = True
+    """Whether kernels read pinned memory of the host where it is, as for ``--cpu-offload-gb``."""
 
     def no_dtype(self, dtype: torch.dtype) -> str | None:
         """Return the sentence that refuses a dtype, or None where the device computes in it."""

@@ -20,11 +20,15 @@ from typing import Any
 
 import torch
 
+from npu_platform.host_views import device_view
+
 SUBSTITUTED = {
     "vllm.v1.worker.gpu_model_runner": ("graph_capture",),
     "vllm.v1.worker.gpu_worker": ("kernel_warmup",),
     "vllm.v1.worker.gpu.buffer_utils": ("UvaBuffer",),
     "vllm.model_executor.determinism.batch_invariant": ("init_batch_invariance",),
+    "vllm.model_executor.offloader.uva": ("get_accelerator_view_from_cpu_tensor",),
+    "vllm.model_executor.model_loader.utils": ("get_accelerator_view_from_cpu_tensor",),
     "vllm.profiler.wrapper": (
         "_DEFAULT_TORCH_PROFILER_ACTIVITIES[npu]",
         "_SUPPORTED_TORCH_PROFILER_ACTIVITIES[npu]",
@@ -115,6 +119,21 @@ class CopiedBuffer:
 
 
 @contextlib.contextmanager
+def weights_in_host_memory() -> Iterator[None]:
+    """Let ``--cpu-offload-gb`` make tensors of npu of pinned memory while a model is built and loaded.
+
+    Why: ``get_accelerator_view_from_cpu_tensor`` knows CUDA and XPU only; the offloader takes it for each weight, and
+    the loader once more for a weight that a layer has replaced. Versions: vLLM 0.32. Scope: the load of the model.
+    """
+    from vllm.model_executor.model_loader import utils
+    from vllm.model_executor.offloader import uva
+
+    name = "get_accelerator_view_from_cpu_tensor"
+    with _substituted(vars(uva), name, device_view), _substituted(vars(utils), name, device_view):
+        yield
+
+
+@contextlib.contextmanager
 def without_kernel_warmup() -> Iterator[None]:
     """Keep ``Worker.compile_or_warm_up_model`` from warming up CUDA kernels.
 
@@ -171,6 +190,22 @@ def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
     rebind = reading(dispatcher._rebind_kernels, sys=types.SimpleNamespace(modules=modules))
     reading(dispatcher.register_kernels, _rebind_kernels=rebind)(bodies)
+
+
+def route_by_adapters(model: torch.nn.Module) -> torch.nn.Module:
+    """Give the runners of a model's mixtures of experts their routers with adapters; returns the model.
+
+    Why: a runner holds its router, and ``LoRAModelManager`` puts the router with adapters into the layer that it has
+    put around the runner, where nothing reads it: adapters of routers would be loaded and ignored. Versions: vLLM 0.32
+    and 0.33. Scope: a module of the model's, for as long as it lives; no class.
+    """
+    from vllm.lora.layers import FusedMoEWithLoRA
+
+    for layer in model.modules():
+        router = layer._modules.get("gate") if isinstance(layer, FusedMoEWithLoRA) else None
+        if router is not None:
+            layer.base_layer.gate = router
+    return model
 
 
 def serve_argument_parser() -> Callable[..., Any]:

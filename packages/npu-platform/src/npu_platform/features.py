@@ -65,16 +65,20 @@ def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
 
 
 def drop_attention_of_gpus(vllm_config: VllmConfig) -> None:
-    """Forget the attention backend that vLLM's rules for a model chose among those of GPUs, as for Gemma 4.
+    """Forget the attention backends that vLLM's rules for a model chose among those of GPUs, as for Gemma 4.
 
     One that the user named stays, to be refused by name.
     """
     arguments, attention = compat.engine_arguments_in_progress(), vllm_config.attention_config
-    if arguments is None or attention.backend is None:
+    if arguments is None:
         return
-    if arguments.attention_backend is None and arguments.attention_config.backend is None:
+    named = arguments.attention_backend is not None or arguments.attention_config.backend is not None
+    if attention.backend is not None and not named:
         logger.info("vLLM chose %s for this model; npu has its own attention.", attention.backend.name)
         attention.backend = None
+    media = vllm_config.model_config.multimodal_config if vllm_config.model_config is not None else None
+    if media is not None and arguments.mm_encoder_attn_backend is None:
+        media.mm_encoder_attn_backend = None
 
 
 def keep_images_whole(vllm_config: VllmConfig) -> None:

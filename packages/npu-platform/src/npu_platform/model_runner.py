@@ -81,11 +81,16 @@ class NPUModelRunner(GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, then put npu graphs in the place of the CUDA ones; arguments are those of vLLM's runner."""
-        super().load_model(*args, **kwargs)
+        with compat.weights_in_host_memory():
+            super().load_model(*args, **kwargs)
         with_drafts = self.speculative_config is not None
         refuse_states_without_kernels(self.compilation_config.static_forward_context, with_drafts)
         if type(self.model) is CUDAGraphWrapper:
             self.model = NPUGraphWrapper(self.model.runnable, self.vllm_config, self.model.runtime_mode)
+
+    def load_lora_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """Put adapters around the model's layers; arguments are those of vLLM's runner."""
+        return compat.route_by_adapters(super().load_lora_model(*args, **kwargs))
 
     def models(self) -> list[torch.nn.Module]:
         """Return the model and, where another drafts for it, that one."""

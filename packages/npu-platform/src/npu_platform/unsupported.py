@@ -135,8 +135,8 @@ def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
         if dtype not in ("auto", "float32", str(model.dtype).removeprefix("torch.")):
             option = name.replace("_", "-")
             yield f"States are kept in the model's dtype or in float32 on npu, not in {dtype}: leave out --{option}."
-    if vllm_config.cache_config.use_replayssm:
-        yield "ReplaySSM is not there on npu: leave out --use-replayssm."
+    if vllm_config.cache_config.use_replayssm and not config.triton_for_vllm():
+        yield "ReplaySSM runs vLLM's Triton kernels: set TRITON_DEFAULT_BACKEND=npu, or leave out --use-replayssm."
     if vllm_config.mamba_config.backend.name != "TRITON":  # the default, which npu-ops' layers do not ask for
         yield "The states of state-space models are updated by npu-ops: leave out --mamba-backend."
     if vllm_config.mamba_config.enable_stochastic_rounding:
@@ -205,6 +205,11 @@ def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
         )
     if model is not None and (model.is_hybrid or model.is_attention_free):
         yield "States are not shared out among context-parallel ranks: leave out --decode-context-parallel-size."
+    if model is not None and model.rswa_window is not None:
+        yield (
+            "Windows of answers (R-SWA) need all keys of a request on each rank: leave out "
+            "--decode-context-parallel-size."
+        )
 
 
 def _engine(vllm_config: VllmConfig) -> Iterator[str]:
@@ -326,7 +331,8 @@ def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
 
 def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
     yield from _weight_offload(vllm_config)
-    media = vllm_config.model_config.multimodal_config if vllm_config.model_config is not None else None
+    model = vllm_config.model_config
+    media = model.multimodal_config if model is not None else None
     if vllm_config.ec_transfer_config is not None or (media is not None and media.mm_encoder_only):
         yield (
             "Encoders of images run with their language model on npu: leave out --ec-transfer-config and "
@@ -346,6 +352,11 @@ def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
             'OffloadingConnector, install npu-kvconnector and pass --kv-transfer-config \'{"kv_connector": '
             '"NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": "8GiB"}}\'.'
         )
+    if transfer is not None and model is not None and model.rswa_window is not None:
+        yield (
+            "Of an answer that sees a window of itself (R-SWA) the blocks before that are given back, and not there to "
+            "be kept elsewhere: leave out --kv-transfer-config."
+        )
     if transfer is not None and transfer.kv_buffer_device == "npu" and config.checks_memory():
         for name in _NIXL_CONNECTORS:
             if transfer.has_connector(name):
@@ -362,15 +373,19 @@ def _weight_offload(vllm_config: VllmConfig) -> Iterator[str]:
     from vllm.config import CompilationMode
 
     offload, model = vllm_config.offload_config, vllm_config.model_config
-    if offload.uva.cpu_offload_gb > 0 or offload.offload_backend == "uva":
+    in_place, ahead = offload.uva.cpu_offload_gb > 0, offload.prefetch.offload_group_size > 0
+    if in_place and not capabilities.of_device().reads_host_memory:
         yield (
-            "Weight offload needs unified addressing: instead of --cpu-offload-gb pass --offload-group-size, which "
-            "copies layers ahead, or raise NPU_SIMULATOR_MEMORY."
+            "This device does not read the host's memory: instead of --cpu-offload-gb pass --offload-group-size, which "
+            "copies layers ahead."
         )
-    if offload.prefetch.offload_group_size == 0:
+    if (in_place or ahead) and model is not None and model.enable_sleep_mode:
+        yield (
+            "Weights that are offloaded do not sleep: leave out --enable-sleep-mode, or --offload-group-size and "
+            "--cpu-offload-gb."
+        )
+    if not ahead:
         return
-    if model is not None and model.enable_sleep_mode:
-        yield "Weights that are offloaded do not sleep: leave out --enable-sleep-mode or --offload-group-size."
     if vllm_config.compilation_config.mode == CompilationMode.VLLM_COMPILE:
         yield (
             "Weights are not offloaded from compiled layers on npu: leave out --offload-group-size, or compilation "

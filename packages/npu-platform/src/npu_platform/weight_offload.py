@@ -1,6 +1,7 @@
-"""Weights that stay in pinned host memory and come to the device before their layer runs: vLLM's way, on npu streams.
+"""Weights that stay in pinned host memory: read there, or copied before their layer runs; vLLM's ways, on npu.
 
-The copies of ``--offload-group-size`` go into buffers that layers share, on a stream of their own; graphs record them.
+With ``--cpu-offload-gb`` kernels read them where they are. The copies of ``--offload-group-size`` go into buffers that
+layers share, on a stream of their own; graphs record them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.offloader.base import BaseOffloader, NoopOffloader
 from vllm.model_executor.offloader.prefetch import PrefetchOffloader, _ModuleOffloader
+from vllm.model_executor.offloader.uva import UVAOffloader
 
 from npu_platform import compat
 
@@ -20,9 +22,12 @@ __all__ = ["NPUPrefetchOffloader", "create_offloader"]
 
 def create_offloader(config: OffloadConfig) -> BaseOffloader:
     """Return what the configuration asks for, of what npu does not refuse."""
-    prefetch = config.prefetch
-    if prefetch.offload_group_size == 0:
+    prefetch, uva = config.prefetch, config.uva
+    ahead = config.offload_backend != "uva" and prefetch.offload_group_size > 0
+    if not ahead and (config.offload_backend == "prefetch" or uva.cpu_offload_gb == 0):
         return NoopOffloader()
+    if not ahead:
+        return UVAOffloader(int(uva.cpu_offload_gb * 2**30), uva.cpu_offload_params)
     return NPUPrefetchOffloader(
         prefetch.offload_group_size,
         prefetch.offload_num_in_group,

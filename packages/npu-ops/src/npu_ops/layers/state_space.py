@@ -16,6 +16,9 @@ from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedD
 from vllm.model_executor.layers.mamba.mamba_mixer import MambaMixer
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, Mixer2RMSNormGated
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.ops.selective_state_update_replayssm_output_only import (
+    selective_state_update_replayssm_output_only,
+)
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.kv_cache_interface import KVCacheSpec
@@ -152,18 +155,50 @@ class NpuMambaMixer2(LayerWithKernels, MambaMixer2):
         conv_state = _conv_state(self, self.conv1d)
         convolved = _convolve(self.conv1d, mixed[part.tokens], conv_state, part, self.activation)
         x, b, c = self.split_hidden_states_B_C_fn(convolved)
+        output, x = (each.unflatten(1, (-1, self.head_dim)) for each in (output[part.tokens], x))
+        dt = dt[part.tokens]
+        b, c = (each.unflatten(1, (groups, -1)) for each in (b, c))
+        if self.use_replayssm and part.query_start_loc is None:
+            self._replay(output, x, dt, b, c, part)
+            return
         ops.selective_scan(
-            output[part.tokens].unflatten(1, (-1, self.head_dim)),
-            x.unflatten(1, (-1, self.head_dim)),
-            dt[part.tokens],
+            output,
+            x,
+            dt,
             self.A.data,
-            b.unflatten(1, (groups, -1)),
-            c.unflatten(1, (groups, -1)),
+            b,
+            c,
             self.D.data,
             self.dt_bias.data,
             None,
             self.kv_cache[1],
             *part.requests(),
+        )
+
+    def _replay(self, output: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, part: Part) -> None:
+        """Decode from the state of some steps ago and the inputs since, which vLLM's Triton kernel (ReplaySSM) keeps.
+
+        output, x: [T, heads, width]; dt: [T, heads]; b, c: [T, groups, state]. Prompts write states as usual.
+        """
+        metadata, (state, *inputs_since) = _metadata_of(self), self.kv_cache[1:]
+        by_width = -1, self.head_dim
+        selective_state_update_replayssm_output_only(
+            state,
+            x,
+            dt[..., None].expand(-1, *by_width),
+            self.A.data[:, None, None].expand(*by_width, self.ssm_state_size),
+            b,
+            c,
+            self.D.data[:, None].expand(by_width),
+            self.dt_bias.data[:, None].expand(by_width),
+            dt_softplus=True,
+            **dict(zip(("x_cache", "dt_cache", "B_cache"), inputs_since, strict=True)),
+            bc_pre=metadata.bc_pre_scratch,
+            write_pos=metadata.write_pos_d,
+            is_flush=metadata.is_flush_d,
+            max_cache_len=self.replayssm_buffer_len,
+            state_batch_indices=part.state_indices,
+            out=output,
         )
 
 

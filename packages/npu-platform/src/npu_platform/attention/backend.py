@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from npu_platform.attention import kernels
 from npu_platform.attention.context_parallel import ContextLengths
+from npu_platform.attention.kept_prompts import KeptPrompts, TwoRuns
 from npu_platform.attention.media_prefixes import MediaPrefixes, media_prefixes
 from npu_platform.attention.quantized import QUANTIZED_CACHES, with_token_scales
 from npu_platform.attention.registration import BACKEND_NAME
@@ -110,6 +111,11 @@ class NPUPagedBackend(AttentionBackend):
         """Say that the tokens of an image may see each other."""
         return True
 
+    @classmethod
+    def supports_rswa(cls) -> bool:
+        """Say that an answer's tokens may see the prompt and a window."""
+        return True
+
 
 @dataclass
 class NPUAttentionMetadata(AttentionMetadata):
@@ -130,6 +136,8 @@ class NPUAttentionMetadata(AttentionMetadata):
     """The step's images whose tokens see each other; vLLM's Gemma 4 sets it to None, by this name, for some layers."""
     context_lens: torch.Tensor | None = None
     """int32 [requests]: tokens from before this step that this rank holds, where ranks share the cache out."""
+    two_runs: TwoRuns | None = None
+    """The step's tokens that may see two runs of keys, of a model with R-SWA."""
 
 
 class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
@@ -138,24 +146,28 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     def __init__(
         self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
-        """Keep what the base class keeps, and room for lengths where ranks share the cache out."""
+        """Keep what the base class keeps, and room for what a recorded step reads beside the runner's metadata."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         sharded = vllm_config.parallel_config.decode_context_parallel_size > 1
         self._context_lengths = ContextLengths(vllm_config, device) if sharded else None
+        window = vllm_config.model_config.rswa_window if vllm_config.model_config is not None else None
+        self._kept_prompts = None if window is None else KeptPrompts(vllm_config, device, window)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec) -> AttentionCGSupport:
         """Return ALWAYS for the native kernels, which read every per-step value on the device, else NEVER.
 
-        Where the tokens of an image see each other, the launches of a prompt depend on its images: UNIFORM_BATCH.
+        Where the tokens of an image see each other, the launches of a prompt depend on its images, and with R-SWA on
+        the answers beside it: UNIFORM_BATCH.
         """
         # layers with caches of several precisions come as one spec that holds theirs
         specs = getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()
         native = all(kernels.native_attention(getattr(spec, "head_size", 0)) for spec in specs)
         if not native:
             return AttentionCGSupport.NEVER
-        with_images = vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm
-        return AttentionCGSupport.UNIFORM_BATCH if with_images else AttentionCGSupport.ALWAYS
+        model = vllm_config.model_config
+        of_decodes = model is not None and (model.is_mm_prefix_lm or model.rswa_window is not None)
+        return AttentionCGSupport.UNIFORM_BATCH if of_decodes else AttentionCGSupport.ALWAYS
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -174,4 +186,5 @@ class NPUMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
             causal=common.causal,
             mm_prefix_range=media_prefixes(common),
             context_lens=None if self._context_lengths is None else self._context_lengths.of(common),
+            two_runs=None if self._kept_prompts is None else self._kept_prompts.of(common),
         )

@@ -15,6 +15,7 @@ from npu_platform.errors import UnsupportedFeatureError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npu_platform.attention.kept_prompts import TwoRuns
     from npu_platform.attention.media_prefixes import MediaPrefixes
 
 ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
@@ -135,13 +136,39 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         attend, caches = self._over(kv_cache, layer)
         causal = self.causal and metadata.causal
         right = -1 if causal else self.window
-        self._attend(attend, rows, query, caches, metadata, causal=causal, right=right)
+        runs = metadata.two_runs if causal else None
+        if runs is None or runs.rows is not None:
+            self._attend(attend, rows, query, caches, metadata, causal=causal, right=right)
+        if runs is not None:
+            self._attend_to_runs(attend, rows, query, caches, runs)
         images = metadata.mm_prefix_range
         if causal and images is not None:
             seeing = query[images.rows]
             seen = torch.empty_like(seeing)
             self._attend(attend, seen, seeing, caches, images, causal=False, right=-1)
             rows.index_copy_(0, images.rows, seen)
+
+    def _attend_to_runs(
+        self,
+        attend: Callable[..., None],
+        rows: torch.Tensor,
+        query: torch.Tensor,
+        caches: tuple[torch.Tensor, ...],
+        runs: TwoRuns,
+    ) -> None:
+        """Attend to a prompt and to a window of its answer; see :mod:`npu_platform.attention.kept_prompts`."""
+        seeing = query if runs.rows is None else query[runs.rows]
+        parts = []
+        for lengths, causal, left in ((runs.first, False, -1), (runs.second, True, runs.window - 1)):
+            found = torch.zeros_like(seeing), seeing.new_full(seeing.shape[:2], -torch.inf, dtype=torch.float32)
+            where = runs.block_table, runs.query_start_loc, lengths
+            attend(found[0], seeing, *caches, *where, self.scale, causal, left, -1, self.soft_cap, None, None, found[1])
+            parts.append(found)
+        seen = context_parallel.join(*parts).to(rows.dtype)
+        if runs.rows is None:
+            rows.copy_(seen)
+        else:
+            rows.index_copy_(0, runs.rows, seen)
 
     def _attend_to_shards(
         self,

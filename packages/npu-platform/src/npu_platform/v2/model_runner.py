@@ -72,7 +72,7 @@ class NPUModelRunnerV2(GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model; arguments are those of vLLM's runner."""
-        with compat.copied_buffers():
+        with compat.copied_buffers(), compat.weights_in_host_memory():
             self._load_model(*args, **kwargs)
         with_drafts = self.speculative_config is not None
         refuse_states_without_kernels(self.compilation_config.static_forward_context, with_drafts)
@@ -86,6 +86,10 @@ class NPUModelRunnerV2(GPUModelRunner):
     def main_stream(self) -> torch.Stream:  # type: ignore[override]  # vLLM's says CUDA
         """Return the stream that steps are computed on."""
         return torch.npu.current_stream(self.device)
+
+    def load_lora_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """Put adapters around the model's layers; arguments are those of vLLM's runner."""
+        return compat.route_by_adapters(super().load_lora_model(*args, **kwargs))
 
     def models(self) -> list[torch.nn.Module]:
         """Return the model and, where another drafts for it, that one."""
