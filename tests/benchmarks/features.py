@@ -162,7 +162,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns of each feature and contestant (default 3, quick: 1)")
     parser.add_argument("--models", help="folder for what is made, kept and used again (default: a temporary one)")
     parser.add_argument("--results", help="folder for features.json and features.md (default: docs/benchmarks/MACHINE)")
-    options = parser.parse_args(arguments, argparse.Namespace(llama=None))
+    options = parser.parse_args(arguments, argparse.Namespace(llama=None, weights=engine.BF16))
     options.rounds = options.rounds or (1 if options.quick else 3)
     return options
 

@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="servers of each contestant (default 2)")
     parser.add_argument("--model", help="folder for the model, kept and used again (default: a temporary one)")
     parser.add_argument("--results", help="folder for serve.json and serve.md (default: docs/benchmarks/MACHINE)")
-    return parser.parse_args(arguments, argparse.Namespace(llama=None))
+    return parser.parse_args(arguments, argparse.Namespace(llama=None, weights=engine.BF16))
 
 
 def measure(

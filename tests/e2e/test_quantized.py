@@ -189,6 +189,25 @@ def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.d
     assert_near(checkpoints[name], dtype, run.rounds[1])
 
 
+def test_a_tied_head_of_8_bits(tmp_path: Path) -> None:
+    """The demo model's logits come from codes, and its embedding stays: the same answers by nearly the same logprobs."""
+    rounds = [{"prompts": quantized.prompts(4), "sampling": SAMPLING}]
+    settings = ENGINE | {"dtype": "float32"}
+    whole, rounded = (
+        run_engine(tmp_path / bits, quantized.DEMO, rounds, {"NPU_HEAD_BITS": bits}, **settings) for bits in ("16", "8")
+    )
+    assert {how.partition(", ")[0] for how in rounded.implementations("Embedding")} == {
+        "npu_ops::weight_only_linear (int8 by channel)"
+    }
+    assert rounded.tokens(0) == whole.tokens(0)
+    differences = [
+        abs(one - other)
+        for answer, expected in zip(rounded.rounds[0], whole.rounds[0], strict=True)
+        for one, other in zip(answer["logprobs"], expected["logprobs"], strict=True)
+    ]
+    assert 0 < max(differences) < 0.1
+
+
 @pytest.mark.nightly
 def test_a_layer_that_is_left_out_of_what_is_made_online(tmp_path: Path) -> None:
     left_out = r".*\.2\.self_attn\.o_proj"

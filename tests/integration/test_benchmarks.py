@@ -214,6 +214,12 @@ def test_contestants_of_four_bits_take_their_own_models(tmp_path):
     assert len(CHOICES[options.cases]) == len({case.name for case in CHOICES[options.cases]})
 
 
+@pytest.mark.parametrize("suite", [engine, features, serve])
+def test_every_suite_has_its_contestants(suite):
+    chosen = engine.contestants(suite.parse(["--peer-python", sys.executable]))
+    assert {"npu", "vllm", "vllm-eager", "vllm-float32"} <= set(chosen)
+
+
 def test_a_tier_that_is_slower_than_the_one_below_stands_in_bold():
     case = {"kernel": "linear", "label": "m1", "seconds": {"avx2": [4e-5, 2e-5], "avx512": [1e-5], "amx": [2e-5]}}
     of_tiers = {"machine": MACHINE, "threads": 2, "tiers": ["avx2", "avx512", "amx"], "cases": [case]}

@@ -26,6 +26,7 @@ DOCUMENTED = {
     "npu-ops": {
         "vllm.general_plugins": {"npu_ops": "npu_ops:register"},
         "npu.environment_variables": {
+            "NPU_HEAD_BITS": "npu_ops.config:OpsConfig",
             "NPU_ISA": "npu_ops.config:OpsConfig",
             "NPU_TUNE": "npu_ops.config:OpsConfig",
         },

@@ -26,7 +26,7 @@ ENVIRONMENT = {
         "NPU_DEBUG",
         "NPU_HUGE_PAGES",
     },
-    "npu-ops": {"NPU_ISA", "NPU_TUNE"},
+    "npu-ops": {"NPU_HEAD_BITS", "NPU_ISA", "NPU_TUNE"},
     "npu-kvconnector": set(),
     "npu-statlogger": {f"NPU_STATLOGGER_{name.upper()}" for name in STATISTICS},
 }
