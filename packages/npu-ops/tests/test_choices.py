@@ -199,3 +199,8 @@ def test_variables(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert str(OpsConfig.from_environment().cache) == "/caches/vllm"
     assert OpsConfig.from_environment().tune
+    monkeypatch.setenv("NPU_HEAD_BITS", "4")
+    with pytest.raises(ConfigError, match="NPU_HEAD_BITS must be 8 or 16, got '4'"):
+        OpsConfig.from_environment()
+    monkeypatch.setenv("NPU_HEAD_BITS", "8")
+    assert OpsConfig.from_environment().head_bits == 8

@@ -24,3 +24,21 @@ def test_dequantize_scales_each_group():
     expected = (w - zeros[:, groups]) * scales[:, groups]
     assert torch.equal(panels.dequantize(*packed, 40, 64, 32), expected)
     assert torch.equal(panels.dequantize(packed[0], packed[1], None, 40, 64, 32), (w - 8) * scales[:, groups])
+
+
+def test_rows_are_rounded_by_their_largest_magnitude():
+    weight = torch.randn(70, 24, dtype=torch.bfloat16)
+    weight[3] = 0
+    codes, scales = panels.pack_rounded(weight)
+    rounded = panels.dequantize(codes, scales, None, 70, 24, 1 << 30)
+    error = (rounded - weight.float()).abs()
+    assert (error <= weight.float().abs().amax(1, keepdim=True) / 127 / 2 * 1.001).all()
+    assert rounded[3].eq(0).all()
+
+
+def test_many_rows_are_rounded_as_few_are(monkeypatch):
+    weight = torch.randn(100, 8)
+    whole = panels.pack_rounded(weight)
+    monkeypatch.setattr(panels, "_AT_ONCE", panels.COLUMNS)
+    for got, expected in zip(panels.pack_rounded(weight), whole, strict=True):
+        assert torch.equal(got, expected)

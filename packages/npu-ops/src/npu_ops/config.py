@@ -17,12 +17,14 @@ class OpsConfig:
     batch_invariant: a row's result has the same bits whatever shares its batch (vLLM's VLLM_BATCH_INVARIANT).
     tune: linear layers are measured against torch's when a model is loaded (NPU_TUNE).
     cache: directory of what was measured (vLLM's VLLM_CACHE_ROOT).
+    head_bits: of the weights that give the logits, 16 (as the checkpoint has them) or 8 (NPU_HEAD_BITS).
     """
 
     isa: str | None = None
     batch_invariant: bool = False
     tune: bool = True
     cache: Path = Path.home() / ".cache" / "vllm"
+    head_bits: int = 16
 
     @classmethod
     def from_environment(cls) -> OpsConfig:
@@ -31,7 +33,8 @@ class OpsConfig:
         invariant = _flag("VLLM_BATCH_INVARIANT", default="0")
         tune = _flag("NPU_TUNE", default="1")
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls(isa, invariant, tune, Path(os.environ.get("VLLM_CACHE_ROOT") or caches / "vllm").expanduser())
+        cache = Path(os.environ.get("VLLM_CACHE_ROOT") or caches / "vllm").expanduser()
+        return cls(isa, invariant, tune, cache, _head_bits())
 
 
 def _flag(name: str, default: str) -> bool:
@@ -40,3 +43,11 @@ def _flag(name: str, default: str) -> bool:
         msg = f"{name} must be 0 or 1, got {value!r}: correct it, or unset it."
         raise ConfigError(msg)
     return value == "1"
+
+
+def _head_bits() -> int:
+    value = os.environ.get("NPU_HEAD_BITS") or "16"
+    if value not in ("8", "16"):
+        msg = f"NPU_HEAD_BITS must be 8 or 16, got {value!r}: correct it, or unset it to keep the head as it is stored."
+        raise ConfigError(msg)
+    return int(value)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["COLUMNS", "codes_of_e2m1", "dequantize", "pack", "pack_groups", "unpack"]
+__all__ = ["COLUMNS", "codes_of_e2m1", "dequantize", "pack", "pack_groups", "pack_rounded", "unpack"]
 
 COLUMNS = 32
 """Output columns of a panel; weights, scales and zero points are padded to whole panels."""
@@ -15,6 +15,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of the first eight codes of e2m1 (OCP Microscaling Formats 1.0); the others are their negatives."""
 
 _UNIT = 4  # elements of k that lie together
+_MOST = 127  # of int8 with its negative
+_AT_ONCE = 256 * COLUMNS  # rows: the head of a model has 150,000, and takes twice its memory in float32
 
 
 def pack(weight: Tensor, bits: int) -> Tensor:
@@ -48,6 +50,18 @@ def pack_groups(values: Tensor) -> Tensor:
     """Put scales or zero points [N, groups] in the order in which panels are read: [panels, groups, 32]."""
     n, groups = values.shape
     return F.pad(values, (0, 0, 0, -n % COLUMNS)).view(-1, COLUMNS, groups).transpose(1, 2).contiguous()
+
+
+def pack_rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row of weight [N, K] to int8 by its largest magnitude; return the packed codes and float32 scales."""
+    pieces = [_rounded(rows) for rows in weight.split(_AT_ONCE)]
+    codes = torch.cat([pack(codes, 8) for codes, _ in pieces])
+    return codes, pack_groups(torch.cat([scales for _, scales in pieces]))
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (weight.abs().amax(1, keepdim=True).float() / _MOST).clamp(min=torch.finfo(torch.float32).tiny)
+    return (weight.float() / scale).round().clamp(-_MOST, _MOST).to(torch.int8), scale
 
 
 def codes_of_e2m1(codes: Tensor) -> Tensor:

@@ -6,15 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
 
+from npu_ops import panels
+from npu_ops.config import OpsConfig
 from npu_ops.layers.linear import forget_weight, plain_bias, plain_weight, warm_up
+from npu_ops.layers.quantization.experts import WHOLE
 
 ops = torch.ops.npu_ops
+
+HEAD = ("npu_head_codes", "npu_head_scales")
+"""Buffers of a head whose weights are rounded to 8 bits."""
+_ROUNDED = 8
 
 
 class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
@@ -22,22 +30,43 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     npu_warm_up = staticmethod(warm_up)
 
+    def __init__(self, *, rounds: bool) -> None:
+        """Compute logits with the weights as they are, or rounded to 8 bits when they are loaded."""
+        super().__init__()
+        self.rounds = rounds
+
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Forget the memory that the weight had while it was loaded."""
+        """Forget the memory that the weight had while it was loaded; round a head to 8 bits where that is asked for."""
         super().process_weights_after_loading(layer)
         forget_weight(layer)
+        if self.rounds:
+            for name, tensor in zip(HEAD, panels.pack_rounded(plain_weight(layer)), strict=True):
+                layer.register_buffer(name, tensor, persistent=False)
 
     def npu_implementation(self) -> str:
         """Return the ops: logits of a head, rows of an embedding."""
-        return "npu_ops::linear, npu_ops::embedding"
+        logits = "npu_ops::weight_only_linear (int8 by channel)" if self.rounds else "npu_ops::linear"
+        return f"{logits}, npu_ops::embedding"
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits. x: [..., H]; returns [..., V]."""
+        if self.rounds:
+            codes, scales = (getattr(layer, name) for name in HEAD)
+            return ops.weight_only_linear(
+                x, codes, scales, None, None, plain_bias(layer, bias), len(plain_weight(layer)), WHOLE
+            )
         return ops.linear(x, plain_weight(layer), plain_bias(layer, bias))
 
     def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
         """input_: int [...]; returns [..., H]."""
         return ops.embedding(input_, plain_weight(layer))
+
+
+def _may_be_head(layer: object) -> bool:
+    """Whether logits may be asked of it: of an embedding where the model's head is tied to one."""
+    config = get_current_vllm_config_or_none()
+    tied = config is not None and getattr(config.model_config.hf_text_config, "tie_word_embeddings", False)
+    return isinstance(layer, ParallelLMHead) or tied
 
 
 class NpuVocabulary:
@@ -47,7 +76,8 @@ class NpuVocabulary:
         """Build vLLM's layer, then swap the method that computes."""
         super().__init__(*args, **kwargs)
         if type(self.quant_method) is UnquantizedEmbeddingMethod:
-            self.quant_method = NpuEmbeddingMethod()
+            rounds = OpsConfig.from_environment().head_bits == _ROUNDED and _may_be_head(self)
+            self.quant_method = NpuEmbeddingMethod(rounds=rounds)
 
 
 for _base in (VocabParallelEmbedding, ParallelLMHead):

@@ -23,7 +23,6 @@ from npu_ops.layers.quantization.fp8_experts import NpuInt8OnlineMoEMethod
 ops = torch.ops.npu_ops
 
 NAME = "npu_int8"
-_MOST = 127
 
 
 class NpuInt8OnlineLinearMethod(OnlineLinearBase):
@@ -35,10 +34,9 @@ class NpuInt8OnlineLinearMethod(OnlineLinearBase):
             return
         weight = self.get_weight_for_quantization(layer).data
         self.outputs = len(weight)
-        scale = (weight.abs().amax(1, keepdim=True).float() / _MOST).clamp(min=torch.finfo(torch.float32).tiny)
-        rounded = (weight.float() / scale).round().clamp(-_MOST, _MOST).to(torch.int8)
-        replace_parameter(layer, "weight", panels.pack(rounded, 8))
-        replace_parameter(layer, "weight_scale", panels.pack_groups(scale))
+        codes, scales = panels.pack_rounded(weight)
+        replace_parameter(layer, "weight", codes)
+        replace_parameter(layer, "weight_scale", scales)
         layer._already_called_process_weights_after_loading = True
 
     def npu_implementation(self) -> str:
@@ -53,7 +51,7 @@ class NpuInt8OnlineLinearMethod(OnlineLinearBase):
 
 @register_quantization_config(NAME)
 class NpuInt8Config(QuantizationConfig):
-    """Every linear layer and expert in int8; embedding, head and router as they are."""
+    """Every linear layer and expert in int8; embedding and router as they are, the head as NPU_HEAD_BITS says."""
 
     @classmethod
     def get_name(cls) -> Any:
