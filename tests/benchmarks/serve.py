@@ -153,7 +153,9 @@ def served(
     longest, most = max(load.tokens for load in loads), max(load.clients for load in loads)
     # As much as all clients need, whatever dtype, since with less a server would preempt.
     cache = (most + 1) * (longest + 2 * BLOCK) * token_bytes(shape, 4 if dtype == "float32" else 2)
-    command = [one.python, *VLLM, "serve", str(model), "--port", port, "--dtype", dtype]
+    # vLLM's CPU build goes by another name than its own program asks for.
+    serve = [*VLLM, "serve"] if one.name == "npu" else ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+    command = [one.python, *serve, str(model), "--port", port, "--dtype", dtype]
     command += ["--max-model-len", str(longest + 16), "--max-num-seqs", str(max(most, 8)), "--no-enable-prefix-caching"]
     command += [
         "--kv-cache-memory-bytes",
