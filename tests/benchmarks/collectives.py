@@ -1,6 +1,6 @@
 """npuccl beside gloo and vLLM CPU's shared memory in one run, in turns: ``nox -s bench -- collectives``.
 
-Two processes run the same collective on npu tensors (npuccl; an all-reduce as vLLM asks for it, by
+Two processes run the same collective on npu tensors (npuccl; all-reduce and all-gather as vLLM asks for them, by
 ``NPUCommunicator``) and on CPU tensors (gloo); with ``--peer-python`` two more, in
 an environment with vLLM's CPU build, call what its communicator calls (``shm_allreduce``, ``shm_all_gather``). A figure is
 the median over the rounds of the time of one call in microseconds, of the slower rank. "busy" is beside one process that

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from npu_platform.distributed.communicator import NPUCommunicator
 
-IN_GRAPH = 50
-
 Run = tuple[int, Callable[[], None]]
 """So many calls of a collective, and what makes them."""
 
@@ -35,10 +33,9 @@ def main(rank: int, size: int, folder: str) -> None:
 def prepared(name: str, elements: int, contestant: str, ranks: int) -> Run:
     """Return a run of the collective, on tensors of its own."""
     once = call(name, elements, ranks, "cpu" if contestant == "gloo" else "npu")
+    calls = max(2, min(50, (1 << 22) // elements))
     if contestant != "replay":
-        calls = max(2, min(50, (1 << 22) // elements))
         return calls, repeat(once, calls)
-    calls = IN_GRAPH if elements <= 1 << 16 else 2
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph):
         for _ in range(calls):
@@ -56,6 +53,8 @@ def call(name: str, elements: int, ranks: int, device: str) -> Callable[[], obje
     if name == "broadcast":
         return lambda: dist.broadcast(mine, 0)
     whole = torch.empty(elements * ranks, dtype=torch.bfloat16, device=device)
+    if name == "all_gather" and device == "npu":
+        return functools.partial(communicator().all_gather_into, whole, mine)
     return lambda: dist.all_gather_single(whole, mine)
 
 
@@ -78,7 +77,7 @@ def repeat(once: Callable[[], object], calls: int) -> Callable[[], None]:
 def timed(calls: int, run: Callable[[], None]) -> float:
     """Return the time of one call in microseconds, after a run that is not counted."""
     run()
-    dist.barrier()
+    communicator().all_reduce(torch.ones(1, device="npu"))
     started = time.perf_counter()
     run()
     return (time.perf_counter() - started) / calls * 1e6

@@ -212,4 +212,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("define_weak_ref_tensor", &npu::define_weak_ref_tensor);
   npu::define_triton_launcher(m);
   m.def("make_process_group", &npu::make_process_group, py::call_guard<py::gil_scoped_release>());
+  m.def("sum_over_ranks", &npu::sum_over_ranks, py::call_guard<py::gil_scoped_release>());
+  m.def("gather_from_ranks", &npu::gather_from_ranks, py::call_guard<py::gil_scoped_release>());
 }

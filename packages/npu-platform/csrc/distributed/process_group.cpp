@@ -591,4 +591,17 @@ std::pair<c10::intrusive_ptr<c10d::Backend>, std::string> make_process_group(
   return {c10::make_intrusive<ProcessGroup>(std::move(host), store, std::move(met), make_backend), std::move(refusal)};
 }
 
+void sum_over_ranks(const c10::intrusive_ptr<c10d::Backend>& backend, Tensor tensor) {
+  AllreduceOptions options;
+  options.asyncOp = false;
+  Tensors tensors{std::move(tensor)};
+  backend->allreduce(tensors, options)->wait();
+}
+
+void gather_from_ranks(const c10::intrusive_ptr<c10d::Backend>& backend, Tensor output, Tensor input) {
+  AllgatherOptions options;
+  options.asyncOp = false;
+  backend->_allgather_base(output, input, options)->wait();
+}
+
 }  // namespace npu

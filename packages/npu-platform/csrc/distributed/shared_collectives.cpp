@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "distributed/copies.h"
 #include "distributed/reduce.h"
 
 namespace npu {
@@ -45,14 +46,18 @@ void in_pieces(size_t total, size_t step, Piece piece) {
   } while (begin < total);
 }
 
-void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes) std::memcpy(to, from, bytes);
+// Begins an exchange with what this rank gives, as many bytes as the others.
+void contribute(const SharedCall& call, const void* from, size_t bytes) {
+  copy_past_caches(call.segment.begin(bytes, call.deadline), from, bytes);
 }
 
 size_t slot_elements(const Reduction& what) { return SharedSegment::kSlotBytes / c10::elementSize(what.dtype); }
 
 // From so many bytes on, three ranks or more each sum a part for all of them: one would read all that the others have.
 constexpr size_t kBytesInParts = size_t(32) << 10;
+
+// What is gathered, from so many bytes on, goes past the caches, too: nobody would find its beginning there.
+constexpr size_t kBytesPastCaches = size_t(8) << 20;
 
 // A reduce-scatter and an all-gather. Each part is summed by one rank, in the order of the ranks, as in one exchange.
 void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes data) {
@@ -62,12 +67,12 @@ void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes da
     const size_t share = (end - begin + ranks - 1) / ranks;
     auto first = [&](size_t rank) { return std::min(rank * share, end - begin) * item; };
     const Bytes piece = data + begin * item;
-    copy_bytes(call.segment.begin(call.deadline), piece, (end - begin) * item);
+    contribute(call, piece, (end - begin) * item);
     call.segment.arrive(label);
     const size_t bytes = first(own + 1) - first(own);
     const Bytes mine = piece + first(own);
     reduce(what.dtype, what.op, await_all(call, first(own), mine), mine, int64_t(bytes / item));
-    copy_bytes(call.segment.begin(call.deadline), mine, bytes);
+    copy_past_caches(call.segment.begin(share * item, call.deadline), mine, bytes);  // the last share may be shorter
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (rank != own) copy_bytes(piece + first(rank), call.segment.await(int(rank), call.deadline), first(rank + 1) - first(rank));
@@ -83,7 +88,7 @@ void shared_all_reduce(const SharedCall& call, const Reduction& what, Bytes data
   const ExchangeLabel label = label_of(call, what);
   in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
     const Bytes piece = data + begin * item;
-    copy_bytes(call.segment.begin(call.deadline), piece, (end - begin) * item);
+    contribute(call, piece, (end - begin) * item);
     call.segment.arrive(label);
     reduce(what.dtype, what.op, await_all(call, 0, piece), piece, int64_t(end - begin));
   });
@@ -93,7 +98,7 @@ void shared_reduce(const SharedCall& call, const Reduction& what, Bytes data, in
   const size_t item = c10::elementSize(what.dtype);
   const ExchangeLabel label = label_of(call, what, root);
   in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
-    copy_bytes(call.segment.begin(call.deadline), data + begin * item, (end - begin) * item);
+    contribute(call, data + begin * item, (end - begin) * item);
     call.segment.arrive(label);
     if (call.segment.rank() != root) return;
     reduce(what.dtype, what.op, await_all(call), data + begin * item, int64_t(end - begin));
@@ -106,8 +111,8 @@ void shared_reduce_scatter(const SharedCall& call, const Reduction& what, c10::A
   const size_t ranks = inputs.size();
   in_pieces(size_t(what.count), slot_elements(what) / ranks, [&](size_t begin, size_t end) {
     const size_t bytes = (end - begin) * item;
-    Bytes slot = call.segment.begin(call.deadline);
-    for (size_t rank = 0; rank < ranks; ++rank) copy_bytes(slot + rank * bytes, inputs[rank] + begin * item, bytes);
+    Bytes slot = call.segment.begin(ranks * bytes, call.deadline);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_past_caches(slot + rank * bytes, inputs[rank] + begin * item, bytes);
     call.segment.arrive(label);
     reduce(what.dtype, what.op, await_all(call, size_t(call.segment.rank()) * bytes), output + begin * item,
            int64_t(end - begin));
@@ -118,8 +123,8 @@ void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root
   const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
   const bool is_root = call.segment.rank() == root;
   in_pieces(bytes, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
-    Bytes slot = call.segment.begin(call.deadline);
-    if (is_root) copy_bytes(slot, data + begin, end - begin);
+    Bytes slot = call.segment.begin(end - begin, call.deadline);
+    if (is_root) copy_past_caches(slot, data + begin, end - begin);
     call.segment.arrive(label);
     if (!is_root) copy_bytes(data + begin, call.segment.await(root, call.deadline), end - begin);
   });
@@ -128,14 +133,20 @@ void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root
 void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, c10::ArrayRef<size_t> sizes) {
   const size_t longest = *std::max_element(sizes.begin(), sizes.end()), own = size_t(call.segment.rank());
   const ExchangeLabel label = label_of(call, longest);
-  // Its own part a rank has nearer than in its slot, and often in place.
-  if (outputs[own] != input) copy_bytes(outputs[own], input, sizes[own]);
+  const bool in_place = outputs[own] == input, is_large = longest * sizes.size() >= kBytesPastCaches;
+  const auto take = is_large ? copy_past_caches : copy_bytes;
   in_pieces(longest, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
     auto length = [&](size_t rank) { return std::min(end, sizes[rank]) - std::min(begin, sizes[rank]); };
-    copy_bytes(call.segment.begin(call.deadline), input + begin, length(own));
+    const Bytes slot = call.segment.begin(end - begin, call.deadline);
+    if (in_place || is_large) {
+      copy_past_caches(slot, input + begin, length(own));
+    } else {
+      copy_past_caches_and_to(slot, outputs[own] + begin, input + begin, length(own));
+    }
     call.segment.arrive(label);
+    if (!in_place && is_large) copy_past_caches(outputs[own] + begin, input + begin, length(own));
     for (size_t rank = 0; rank < sizes.size(); ++rank) {
-      if (rank != own) copy_bytes(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), length(rank));
+      if (rank != own) take(outputs[rank] + begin, call.segment.await(int(rank), call.deadline), length(rank));
     }
   });
 }
@@ -143,7 +154,7 @@ void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<B
 void shared_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes> outputs, size_t bytes, int root) {
   const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
   in_pieces(bytes, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
-    copy_bytes(call.segment.begin(call.deadline), input + begin, end - begin);
+    contribute(call, input + begin, end - begin);
     call.segment.arrive(label);
     if (call.segment.rank() != root) return;
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
@@ -154,12 +165,13 @@ void shared_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<Bytes
 
 void shared_scatter(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, Bytes output, size_t bytes, int root) {
   const ExchangeLabel label = label_of(call, bytes, kNone, kNone, root);
-  const size_t step = SharedSegment::kSlotBytes / size_t(call.segment.size());
-  in_pieces(bytes, step, [&](size_t begin, size_t end) {
-    Bytes slot = call.segment.begin(call.deadline);
-    for (size_t rank = 0; rank < inputs.size(); ++rank) copy_bytes(slot + rank * step, inputs[rank] + begin, end - begin);
+  const size_t ranks = size_t(call.segment.size()), own = size_t(call.segment.rank());
+  in_pieces(bytes, SharedSegment::kSlotBytes / ranks, [&](size_t begin, size_t end) {
+    const size_t part = end - begin;
+    Bytes slot = call.segment.begin(ranks * part, call.deadline);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) copy_past_caches(slot + rank * part, inputs[rank] + begin, part);
     call.segment.arrive(label);
-    copy_bytes(output + begin, call.segment.await(root, call.deadline) + size_t(call.segment.rank()) * step, end - begin);
+    copy_bytes(output + begin, call.segment.await(root, call.deadline) + own * part, part);
   });
 }
 
@@ -168,7 +180,7 @@ void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs,
   const size_t ranks = inputs.size(), own = size_t(call.segment.rank());
   const ExchangeLabel label = label_of(call, 0);
   // The sizes first: a rank knows its own only, and all must make as many exchanges as the longest part needs.
-  copy_bytes(call.segment.begin(call.deadline), given.data(), ranks * sizeof(size_t));
+  contribute(call, given.data(), ranks * sizeof(size_t));
   call.segment.arrive(label);
   size_t longest = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
@@ -178,12 +190,12 @@ void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs,
                 ", which expects ", taken[rank], ".");
     longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
   }
-  const size_t step = SharedSegment::kSlotBytes / ranks;
-  in_pieces(longest, step, [&](size_t begin, size_t end) {
+  in_pieces(longest, SharedSegment::kSlotBytes / ranks, [&](size_t begin, size_t end) {
+    const size_t step = end - begin;
     auto from = [&](size_t size) { return std::min(begin, size); };
     auto length = [&](size_t size) { return std::min(end, size) - from(size); };
-    Bytes slot = call.segment.begin(call.deadline);
-    for (size_t rank = 0; rank < ranks; ++rank) copy_bytes(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
+    Bytes slot = call.segment.begin(ranks * step, call.deadline);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_past_caches(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       ConstBytes theirs = call.segment.await(int(rank), call.deadline) + own * step;
@@ -193,7 +205,7 @@ void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs,
 }
 
 void shared_barrier(const SharedCall& call) {
-  call.segment.begin(call.deadline);
+  call.segment.begin(0, call.deadline);
   call.segment.arrive(label_of(call, 0));
   await_all(call);
 }

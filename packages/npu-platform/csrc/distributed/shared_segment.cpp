@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <bit>
 #include <climits>
 #include <cstring>
 #include <new>
@@ -18,7 +19,7 @@
 namespace npu {
 namespace {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = 4096, kLine = 64;
 constexpr int kPolls = 4000;      // about 60 us of pause instructions: two ranks of a decode step are rarely further apart
 constexpr int kPollsCrowded = 50; // more ranks than cores: whoever is waited for needs the core
 constexpr long kTickNanoseconds = 100'000'000;  // sleepers look this often whether the others still live
@@ -50,28 +51,36 @@ std::string in_words(const ExchangeLabel& label) {
   return words.str();
 }
 
-bool same(const ExchangeLabel& one, const ExchangeLabel& other) {
-  return std::strncmp(one.collective, other.collective, sizeof one.collective) == 0 && one.dtype == other.dtype &&
-         one.op == other.op && one.root == other.root && one.bytes == other.bytes;
-}
-
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
-// The first pages of the segment: one of these for each rank, then its two slots each.
+uint64_t ExchangeLabel::digest() const {
+  uint64_t words[sizeof collective / sizeof(uint64_t) + 3]{};
+  std::strncpy(reinterpret_cast<char*>(words), collective, sizeof collective);
+  auto* behind = words + sizeof collective / sizeof(uint64_t);
+  behind[0] = uint64_t(uint32_t(dtype)) << 32 | uint32_t(op);
+  behind[1] = uint32_t(root);
+  behind[2] = bytes;
+  uint64_t digest = 0;
+  for (uint64_t word : words) digest = (std::rotl(digest, 29) ^ word) * 0x9e3779b97f4a7c15u;
+  return digest;
+}
+
+// The first pages of the segment: one of these for each rank; then the rings.
 struct alignas(64) SharedSegment::RankState {
   std::atomic<uint32_t> arrived{0};   // at this exchange; a futex
   std::atomic<uint32_t> sleepers{0};  // ranks that sleep on `arrived`
   std::atomic<int> processor{-1};     // that it arrived on
   std::atomic<uint32_t> membership{kMember};
+  uint64_t digests[2]{};  // of the labels: what the others look at comes with `arrived`, in one line of the cache
   alignas(64) ExchangeLabel labels[2]{};
 
   static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
 };
 
 size_t SharedSegment::bytes_for(int size) {
-  return pages(size_t(size) * sizeof(RankState)) + size_t(size) * 2 * kSlotBytes;
+  return pages(size_t(size) * sizeof(RankState)) + size_t(size) * kRingBytes;
 }
 
 void SharedSegment::initialize(void* memory, int size) {
@@ -87,18 +96,22 @@ SharedSegment::SharedSegment(std::shared_ptr<void> memory, int rank, std::vector
 
 SharedSegment::~SharedSegment() { leave(false); }
 
-std::byte* SharedSegment::begin(const Deadline& deadline) {
+std::byte* SharedSegment::begin(size_t bytes, const Deadline& deadline) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank_) wait_until_arrived(peer, sequence_, deadline);
   }
   ++sequence_;
+  const size_t lines = (bytes + kLine - 1) / kLine * kLine;
+  slot_ = behind_ + lines <= kRingBytes ? behind_ : 0;
+  behind_ = slot_ + lines;
   return slot(rank_);
 }
 
 void SharedSegment::arrive(const ExchangeLabel& contributed) {
-  own_label_ = contributed;
-  label(rank_) = contributed;
   RankState& own = states_[rank_];
+  own_digest_ = contributed.digest();
+  label(rank_) = contributed;
+  own.digests[sequence_ % 2] = own_digest_;
   own.processor.store(sched_getcpu(), std::memory_order_relaxed);
   // Either this rank sees the sleeper, or the sleeper sees the new count: both orders are sequentially consistent.
   own.arrived.store(sequence_, std::memory_order_seq_cst);
@@ -109,9 +122,9 @@ const std::byte* SharedSegment::await(int peer, const Deadline& deadline) {
   if (peer == rank_) return slot(peer);
   wait_until_arrived(peer, sequence_, deadline);
   if (states_[peer].membership.load(std::memory_order_relaxed) == kFailed) throw_given_up(peer);
-  if (!same(label(peer), own_label_)) {
+  if (states_[peer].digests[sequence_ % 2] != own_digest_) {
     throw std::runtime_error("rank " + std::to_string(peer) + " runs " + in_words(label(peer)) + " while rank " +
-                             std::to_string(rank_) + " runs " + in_words(own_label_) +
+                             std::to_string(rank_) + " runs " + in_words(label(rank_)) +
                              ": all ranks must call the same collectives in the same order");
   }
   return slot(peer);
@@ -128,7 +141,7 @@ ExchangeLabel& SharedSegment::label(int rank) const { return states_[rank].label
 
 std::byte* SharedSegment::slot(int rank) const {
   const size_t states = pages(peers_.size() * sizeof(RankState));
-  return static_cast<std::byte*>(memory_.get()) + states + (size_t(rank) * 2 + sequence_ % 2) * kSlotBytes;
+  return static_cast<std::byte*>(memory_.get()) + states + size_t(rank) * kRingBytes + slot_;
 }
 
 bool SharedSegment::has_arrived(int peer, uint32_t target) const {
@@ -142,7 +155,9 @@ bool SharedSegment::is_beside(int peer) const {
 }
 
 void SharedSegment::wait_until_arrived(int peer, uint32_t target, const Deadline& deadline) {
-  for (int i = 0; i < polls_; ++i) {
+  // A rank that has much to write or to sum is waited for longer: to fall asleep and wake takes as long as a large slot.
+  const size_t polls = polls_ == kPolls ? size_t(kPolls) + (behind_ - slot_) / kLine : size_t(polls_);
+  for (size_t i = 0; i < polls; ++i) {
     if (has_arrived(peer, target)) return;
     if (is_beside(peer)) break;
     pause();

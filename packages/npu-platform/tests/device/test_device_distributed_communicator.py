@@ -46,6 +46,18 @@ assert compiled(torch.full((5,), rank + 1.0, device="npu")).tolist() == [13.0] *
 """)
 
 
+def test_gather_along_each_dimension(ranks: Ranks) -> None:
+    ranks.run("""
+part = lambda r: torch.arange(6.0, device="npu").view(1, 2, 3) + 10 * r
+for dim in (0, 1, 2, -1):
+    gathered = communicator.all_gather(part(rank), dim)
+    assert torch.equal(gathered, torch.cat([part(r) for r in range(size)], dim)) and gathered.is_contiguous()
+assert torch.equal(communicator.all_gather(part(rank).transpose(1, 2), 0), torch.cat([part(r).transpose(1, 2) for r in range(size)]))
+compiled = torch.compile(lambda x: communicator.all_gather(x * 2) + 1, fullgraph=True, backend="eager")
+assert torch.equal(compiled(part(rank)), torch.cat([part(r) * 2 + 1 for r in range(size)], -1))
+""")
+
+
 def test_gather_of_uneven_rows(ranks: Ranks) -> None:
     ranks.run("""
 assert torch.equal(communicator.all_gatherv(rows(rank), 0, sizes), every)

@@ -1,8 +1,9 @@
-// How ranks share memory and keep their order, with threads as ranks, for the sanitizers: returns 0, or prints the first
+// How ranks share memory, copy to and from it, and keep their order, with threads as ranks, for the sanitizers: returns 0, or prints the first
 // check that failed and returns 1.
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "check.h"
+#include "distributed/copies.h"
 #include "distributed/in_order.h"
 #include "distributed/shared_segment.h"
 
@@ -67,9 +69,9 @@ void exchanges_are_seen_whole() {
   as_ranks([](SharedSegment& segment, int rank) {
     std::mt19937 random(static_cast<unsigned>(rank));
     for (int exchange = 0; exchange < kExchanges; ++exchange) {
-      const size_t count = 1 + size_t(exchange) % 300;
+      const size_t count = exchange % 50 ? 1 + size_t(exchange) % 300 : SharedSegment::kSlotBytes / sizeof(int) - size_t(exchange) % 7;
       std::vector<int> mine(count, value_of(rank, exchange));
-      std::memcpy(segment.begin(soon()), mine.data(), count * sizeof(int));
+      std::memcpy(segment.begin(count * sizeof(int), soon()), mine.data(), count * sizeof(int));
       segment.arrive({"exchange", 0, 0, 0, uint64_t(exchange)});
       const bool only_root = exchange % 3 == 0;
       for (int peer = only_root ? exchange % kRanks : 0; peer < kRanks; peer = only_root ? kRanks : peer + 1) {
@@ -85,7 +87,7 @@ void exchanges_are_seen_whole() {
 void a_rank_that_does_not_come_is_named() {
   as_ranks([](SharedSegment& segment, int rank) {
     if (rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(600));
-    segment.begin(soon());
+    segment.begin(0, soon());
     segment.arrive({"late", 0, 0, 0, 0});
     CHECK(failure(segment, 1, within(std::chrono::milliseconds(50))).starts_with("timed out after 50 ms: no sign of rank 1"));
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
@@ -95,7 +97,7 @@ void a_rank_that_does_not_come_is_named() {
 
 void different_labels_are_told() {
   as_ranks([](SharedSegment& segment, int rank) {
-    segment.begin(soon());
+    segment.begin(0, soon());
     segment.arrive({"this", 0, 0, 0, uint64_t(rank)});
     CHECK(failure(segment, (rank + 1) % kRanks, soon()).find("the same order") != std::string::npos);
   });
@@ -104,12 +106,39 @@ void different_labels_are_told() {
 void abort_ends_a_wait() {
   as_ranks([](SharedSegment& segment, int rank) {
     if (rank) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
-    segment.begin(soon());
+    segment.begin(0, soon());
     segment.arrive({"aborted", 0, 0, 0, 0});
     std::thread other([&] { segment.abort(); });
     CHECK(failure(segment, 1, soon()).find("aborted") != std::string::npos);
     other.join();
   });
+}
+
+// Of every length around those of the loops, from and to places that lie anyhow; beside them nothing is written.
+void copies_are_whole() {
+  constexpr size_t kMost = 1100, kAround = 64;
+  std::vector<char> source(kMost + kAround), one(kMost + 2 * kAround), other(one.size());
+  for (size_t i = 0; i < source.size(); ++i) source[i] = char(i * 37 + i / 256 + 1);
+  for (size_t bytes = 0; bytes <= kMost; bytes += bytes < 600 ? 1 : 7) {
+    const char* from = source.data() + bytes % kAround;
+    const size_t at = bytes * 5 % kAround;
+    auto expected = [&](const std::vector<char>& got) {
+      std::vector<char> wanted(got.size(), 'x');
+      std::copy(from, from + bytes, wanted.begin() + long(at));
+      return got == wanted;
+    };
+    for (bool twice : {false, true}) {
+      std::fill(one.begin(), one.end(), 'x');
+      std::fill(other.begin(), other.end(), 'x');
+      if (twice) {
+        npu::copy_past_caches_and_to(one.data() + at, other.data() + at, from, bytes);
+      } else {
+        npu::copy_past_caches(one.data() + at, from, bytes);
+      }
+      CHECK(expected(one));
+      CHECK(twice ? expected(other) : other == std::vector<char>(other.size(), 'x'));
+    }
+  }
 }
 
 void order_is_kept() {
@@ -143,6 +172,7 @@ int main() {
   a_rank_that_does_not_come_is_named();
   different_labels_are_told();
   abort_ends_a_wait();
+  copies_are_whole();
   order_is_kept();
   std::puts("all well");
   return 0;

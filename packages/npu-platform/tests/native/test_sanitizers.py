@@ -24,7 +24,7 @@ PARTS = {
     "simulator": sorted([*CSRC.glob("simulator/*.cpp"), *CSRC.glob("null_device/*.cpp"), *ENVIRONMENT, *RECORDING]),
     "thread_pool": [CSRC / "simulator" / "thread_pool.cpp", CSRC / "config" / "processors.cpp"],
     "shared_segment": [
-        *(CSRC / "distributed" / name for name in ("shared_segment.cpp", "in_order.cpp")),
+        *(CSRC / "distributed" / name for name in ("shared_segment.cpp", "copies.cpp", "in_order.cpp")),
         CSRC / "config" / "processors.cpp",
     ],
 }

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
+from npu_platform import _C
+
 
 class NPUCommunicator(DeviceCommunicatorBase):
     """vLLM's device communicator over the process group of npu tensors (``npuccl``).
@@ -28,19 +30,27 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Sum over the ranks, in place."""
         if torch.compiler.is_compiling():  # Dynamo knows that of torch.distributed only
             return super().all_reduce(input_)
-        # The group's backend itself: torch.distributed takes several times as long as small sums do.
-        self._backend.allreduce([input_], self._sum).wait()
+        # torch.distributed takes several times as long as small sums do.
+        _C.sum_over_ranks(self._backend, input_)
         return input_
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, joined along a dimension."""
+        parts = input_.new_empty((self.world_size, *input_.shape))
+        self.all_gather_into(parts, input_.contiguous())
+        dim %= input_.dim()
+        return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+    def all_gather_into(self, output: torch.Tensor, input_: torch.Tensor) -> None:
+        """Write the ranks' tensors, one after the other, into a contiguous output."""
+        if torch.compiler.is_compiling():
+            dist.all_gather_into_tensor(output.view(-1, *input_.shape[1:]), input_, group=self.device_group)
+        else:
+            _C.gather_from_ranks(self._backend, output, input_)
 
     @functools.cached_property
     def _backend(self) -> Any:
         return self.device_group._get_backend(torch.device(self.device.type))
-
-    @functools.cached_property
-    def _sum(self) -> dist.AllreduceOptions:
-        options = dist.AllreduceOptions()
-        options.asyncOp = False
-        return options
 
     def dispatch_router_logits(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Gather the tokens and router logits of all replicas; arguments are those of vLLM's manager."""
@@ -85,7 +95,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         lengths = sizes or [tensor.shape[0]] * self.world_size
         longest = max(lengths)
         rows = tensor.new_empty(self.world_size * longest, *tensor.shape[1:])
-        dist.all_gather_into_tensor(rows, _padded(tensor, longest).contiguous(), group=self.device_group)
+        self.all_gather_into(rows, _padded(tensor, longest).contiguous())
         if min(lengths) == longest:
             return rows
         return torch.cat([part[:length] for part, length in zip(rows.split(longest), lengths, strict=True)])

@@ -1,0 +1,65 @@
+#include "distributed/copies.h"
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace npu {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr size_t kFew = 512;  // bytes that are faster through the caches
+
+void copy_plainly(char* to, char* also_to, const char* from, size_t bytes) {
+  copy_bytes(to, from, bytes);
+  if (also_to) copy_bytes(also_to, from, bytes);
+}
+
+#if defined(__SSE2__)
+// Whole lines, to where lines begin.
+template <bool twice>
+void stream_lines(char* to, char* also_to, const char* from, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += kLine) {
+    for (size_t at = line; at < line + kLine; at += sizeof(__m128i)) {
+      const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), part);
+      if (twice) _mm_storeu_si128(reinterpret_cast<__m128i*>(also_to + at), part);
+    }
+  }
+  _mm_sfence();  // before whatever tells others that it is there
+}
+
+template <bool twice>
+void copy(char* to, char* also_to, const char* from, size_t bytes) {
+  if (bytes < kFew) return copy_plainly(to, also_to, from, bytes);
+  const size_t before = -reinterpret_cast<uintptr_t>(to) % kLine, lines = (bytes - before) / kLine * kLine, behind = before + lines;
+  auto also = [also_to](size_t at) { return twice ? also_to + at : nullptr; };
+  copy_plainly(to, also(0), from, before);
+  stream_lines<twice>(to + before, also(before), from + before, lines);
+  copy_plainly(to + behind, also(behind), from + behind, bytes - behind);
+}
+#else
+template <bool twice>
+void copy(char* to, char* also_to, const char* from, size_t bytes) {
+  copy_plainly(to, also_to, from, bytes);
+}
+#endif
+
+}  // namespace
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+void copy_past_caches(void* to, const void* from, size_t bytes) {
+  copy<false>(static_cast<char*>(to), nullptr, static_cast<const char*>(from), bytes);
+}
+
+void copy_past_caches_and_to(void* to, void* also_to, const void* from, size_t bytes) {
+  copy<true>(static_cast<char*>(to), static_cast<char*>(also_to), static_cast<const char*>(from), bytes);
+}
+
+}  // namespace npu
