@@ -196,7 +196,7 @@ def test_a_tied_head_of_8_bits(tmp_path: Path) -> None:
     whole, rounded = (
         run_engine(tmp_path / bits, quantized.DEMO, rounds, {"NPU_HEAD_BITS": bits}, **settings) for bits in ("16", "8")
     )
-    assert {how.partition(", ")[0] for how in rounded.implementations("Embedding")} == {
+    assert {how.partition(", ")[0] for how in rounded.implementations("VocabParallelEmbedding")} == {
         "npu_ops::weight_only_linear (int8 by channel)"
     }
     assert rounded.tokens(0) == whole.tokens(0)
