@@ -93,6 +93,21 @@ print(ReplicatedLinearWithLoRA.can_replace_layer(gate.__new__(gate), None, []))
     assert registered(code) == ["True"]
 
 
+def test_adapters_wrap_layers_of_a_subclass_of_vllms(registered):
+    code = """
+from vllm.lora.layers import MergedColumnParallelLinearWithLoRA, ReplicatedLinearWithLoRA
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.models.deepseek_v2 import DeepSeekV2FusedQkvAProjLinear
+class Users(ReplicatedLinear): ...
+users, fused = (one.__new__(one) for one in (Users, DeepSeekV2FusedQkvAProjLinear))
+print(ReplicatedLinearWithLoRA.can_replace_layer(users, None, []))
+print(MergedColumnParallelLinearWithLoRA.can_replace_layer(fused, None, ["q", "kv"], None))
+gate = op_registry_oot["GateLinear"]
+print(isinstance(users, gate), isinstance(fused, op_registry_oot["RowParallelLinear"]))
+"""
+    assert registered(code)[-4:] == ["True", "True", "False", "False"]
+
+
 def test_norms_activations_and_rotations_equal_vllms_own(registered):
     code = """
 from vllm.model_executor.layers.layernorm import RMSNorm, GemmaRMSNorm

@@ -94,10 +94,25 @@ class NpuLinear:
             self.quant_method = NpuLinearMethod()
 
 
+class StandsFor(type):
+    """The class of the layer classes: one of them has every instance of the class of vLLM that it stands for.
+
+    vLLM's adapters ask by npu's class whether they may wrap a layer, and some are of vLLM's or a user's own subclass.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        """Say whether this is a layer of the class, or of what it stands for."""
+        base = cls.__dict__.get("stands_for")
+        return super().__instancecheck__(instance) or (base is not None and isinstance(instance, base))
+
+
 @ReplicatedLinear.register_oot(name="ReplicatedLinear")
-class NpuReplicatedLinear(NpuLinear, ReplicatedLinear):
-    """ReplicatedLinear on the kernel; by this class vLLM's adapters know what they may wrap."""
+class NpuReplicatedLinear(NpuLinear, ReplicatedLinear, metaclass=StandsFor):
+    """ReplicatedLinear on the kernel."""
+
+    stands_for = ReplicatedLinear
 
 
 for _base in (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear):
-    _base.register_oot(name=_base.__name__)(type(f"Npu{_base.__name__}", (NpuLinear, _base), {}))
+    _made = StandsFor(f"Npu{_base.__name__}", (NpuLinear, _base), {"stands_for": _base})
+    _base.register_oot(name=_base.__name__)(_made)
