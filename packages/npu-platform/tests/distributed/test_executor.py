@@ -101,7 +101,12 @@ def test_the_wait_for_this_host_ends_with_the_queue(local: tuple[MessageQueue, L
 
 @pytest.mark.parametrize(
     ("parallel", "connector", "chosen"),
-    [({"nnodes": 2}, None, EXECUTOR), ({}, None, EXECUTOR), ({}, "NPUOffloadConnector", "mp")],
+    [
+        ({"nnodes": 2}, None, EXECUTOR),
+        ({}, None, EXECUTOR),
+        ({}, "NPUOffloadConnector", "mp"),
+        ({"pipeline_parallel_size": 2}, None, "mp"),
+    ],
 )
 def test_whose_ranks_are_started_by_this_executor(parallel: dict[str, Any], connector: str | None, chosen: str) -> None:
     config = VllmConfig()

@@ -28,7 +28,8 @@ class NPUMultiprocExecutor(MultiprocExecutor):
 
     def _post_init_executor(self) -> None:
         here = self.local_world_size
-        local = [LocalAnswers(queue) for queue in self.response_mqs[:here]]
+        staged = self.parallel_config.pipeline_parallel_size > 1  # see choose_executor
+        local = [queue if staged else LocalAnswers(queue) for queue in self.response_mqs[:here]]
         remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
         self.response_mqs = [*local, *remote]
 
