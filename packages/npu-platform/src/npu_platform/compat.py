@@ -204,7 +204,8 @@ def route_by_adapters(model: torch.nn.Module) -> torch.nn.Module:
     for layer in model.modules():
         router = layer._modules.get("gate") if isinstance(layer, FusedMoEWithLoRA) else None
         if router is not None:
-            layer.base_layer.gate = router
+            runner: Any = layer.base_layer
+            runner.gate = router
     return model
 
 

@@ -18,13 +18,11 @@ def choose_executor(vllm_config: VllmConfig) -> None:
 
     On one host vLLM's ``mp`` polls for the ranks' answers, on cores that compute where the device is the software NPU.
     Connectors of KV and encoder caches share memory among ranks only where the executor's name is ``mp``: it stays.
-    So it does for pipeline stages: what waits for the last of them was seen to sleep for its second on many steps.
     """
     parallel = vllm_config.parallel_config
     if parallel.distributed_executor_backend == "mp":
         connected = vllm_config.kv_transfer_config is not None or vllm_config.ec_transfer_config is not None
-        staged = parallel.pipeline_parallel_size > 1
-        polls = torch.npu.get_device_properties().driver == "simulator" and not connected and not staged
+        polls = torch.npu.get_device_properties().driver == "simulator" and not connected
         if parallel.nnodes_within_dp > 1 or polls:
             parallel.distributed_executor_backend = EXECUTOR
     elif parallel.distributed_executor_backend == "ray" and vllm_envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:

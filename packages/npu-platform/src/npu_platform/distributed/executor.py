@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 LOOK_SECONDS = 1.0
+RECHECK_SECONDS = 0.001
+"""Of an answer nearby: ZeroMQ drops what announces the second of two that come within a millisecond."""
 
 
 class NPUMultiprocExecutor(MultiprocExecutor):
@@ -28,8 +30,7 @@ class NPUMultiprocExecutor(MultiprocExecutor):
 
     def _post_init_executor(self) -> None:
         here = self.local_world_size
-        staged = self.parallel_config.pipeline_parallel_size > 1  # see choose_executor
-        local = [queue if staged else LocalAnswers(queue) for queue in self.response_mqs[:here]]
+        local = [LocalAnswers(queue) for queue in self.response_mqs[:here]]
         remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
         self.response_mqs = [*local, *remote]
 
@@ -47,10 +48,9 @@ class LocalAnswers:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (compat.holds_message(self._queue) or self._queue.shutting_down):
-            left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
-            if left <= 0:
+            if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
-            compat.await_message(self._queue, left)
+            compat.await_message(self._queue, RECHECK_SECONDS)
         return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
