@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 NEW, BLOCK = 64, 32
 MADE_BY = "needs an interpreter with vLLM's CPU build in NPU_PEER_PYTHON; `nox -s peer` makes one and runs this"
 SCENARIO = "tests.support.offload_scenario"
+PATIENT = {**dict.fromkeys(("load_seconds", "lookup_seconds", "store_seconds", "call_seconds"), 60), "pending_share": 1}
+"""A guard that leaves nothing out while a busy disk makes a tier wait."""
 
 
 class Case(NamedTuple):
@@ -66,9 +68,10 @@ def write_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any)
             "fs": {"root_dir": str(folder / "tier")},
             "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
         }
-        tier = places.get(case.tier["type"], {}) | case.tier
+        tier = places.get(case.tier["type"], {}) | ({"guard": PATIENT} if case.is_trusty else {}) | case.tier
         options |= {"cpu_bytes_to_use": case.host, "secondary_tiers": [tier]}
-    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder / 'events'}"} if case.tells_events else None
+    sockets = {"endpoint": f"ipc://{folder / 'events'}", "replay_endpoint": f"ipc://{folder / 'replay'}"}
+    events = {"enable_kv_cache_events": True, **sockets} if case.tells_events else None
     options["self_describing_kv_events"] = events is not None
     transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
     if not scenario.pop("connector", True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ def main(scenario_file: str, result_file: str) -> None:
     from vllm.platforms import current_platform
 
     scenario = json.loads(Path(scenario_file).read_text())
-    events = _Events(scenario["engine"].get("kv_events_config", {}).get("endpoint"))
+    published = scenario["engine"].get("kv_events_config", {})
+    events = _Events(published.get("endpoint"), published.get("replay_endpoint"))
     llm = LLM(skip_tokenizer_init=True, disable_log_stats=False, **scenario["engine"])
     sampling = SamplingParams(temperature=0.0, max_tokens=scenario["max_tokens"], detokenize=False, ignore_eos=True)
     rounds = []
@@ -37,6 +39,7 @@ def main(scenario_file: str, result_file: str) -> None:
             rounds.append(_abort(llm, one["prompts"], sampling))
         else:
             rounds.append(_generate(llm, sampling, **one))
+        _settle(llm)
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,
@@ -48,33 +51,49 @@ def main(scenario_file: str, result_file: str) -> None:
 
 
 class _Events:
-    """Follows an engine's KV events as a router does, from before it starts."""
+    """Follows an engine's KV events as a router does: it subscribes, and asks for what came before it was heard."""
 
-    def __init__(self, endpoint: str | None) -> None:
+    def __init__(self, endpoint: str | None, replay_endpoint: str | None) -> None:
         import zmq
 
-        self._socket = None
-        if endpoint:
-            self._socket = zmq.Context.instance().socket(zmq.SUB)
-            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-            self._socket.setsockopt(zmq.RCVTIMEO, 2000)
-            self._socket.connect(endpoint)
+        self._published = self._replay = None
+        if endpoint and replay_endpoint:
+            self._published = zmq.Context.instance().socket(zmq.SUB)
+            self._published.setsockopt(zmq.SUBSCRIBE, b"")
+            self._replay = zmq.Context.instance().socket(zmq.DEALER)
+            for socket, address in ((self._published, endpoint), (self._replay, replay_endpoint)):
+                socket.setsockopt(zmq.RCVTIMEO, 2000)
+                socket.connect(address)
 
     def all(self) -> list[dict[str, Any]]:
         """Return all events there were; each has its kind, medium, tokens and number of blocks."""
         import msgspec
-        import zmq
         from vllm.distributed.kv_events import KVEventBatch
 
         decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
         found = []
-        with contextlib.suppress(zmq.Again):
-            while self._socket is not None:
-                for event in decoder.decode(self._socket.recv_multipart()[-1]).events:
-                    tokens, blocks = getattr(event, "token_ids", []), len(getattr(event, "block_hashes", []))
-                    about = {"medium": getattr(event, "medium", None), "tokens": tokens, "blocks": blocks}
-                    found.append({"kind": type(event).__name__, **about})
+        for _, batch in sorted(self._batches().items()):
+            for event in decoder.decode(batch).events:
+                tokens, blocks = getattr(event, "token_ids", []), len(getattr(event, "block_hashes", []))
+                about = {"medium": getattr(event, "medium", None), "tokens": tokens, "blocks": blocks}
+                found.append({"kind": type(event).__name__, **about})
         return found
+
+    def _batches(self) -> dict[bytes, bytes]:
+        """Return each published batch by its number."""
+        import zmq
+
+        batches: dict[bytes, bytes] = {}
+        if self._published is None or self._replay is None:
+            return batches
+        with contextlib.suppress(zmq.Again):  # it says no more
+            while True:
+                _, number, batch = self._published.recv_multipart()
+                batches[number] = batch
+        self._replay.send_multipart((b"", bytes(8)))  # from the first one
+        while (answer := self._replay.recv_multipart())[-1]:
+            batches[answer[-2]] = answer[-1]
+        return batches
 
 
 def _generate(
@@ -115,6 +134,14 @@ def _armed(fault: str) -> Iterator[None]:
     with mock.patch.object(HostTierWorker, "submit_load", submit_load):
         yield
     assert any(struck), fault
+
+
+def _settle(llm: Any) -> None:
+    """Let the tiers end what they store, however busy the disk is; an engine process of its own does so by itself."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    end = time.monotonic() + 60
+    while core is not None and core.scheduler.has_requests() and time.monotonic() < end:
+        llm.llm_engine.step()
 
 
 def _name(metric: Any) -> str:
