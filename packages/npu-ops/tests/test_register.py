@@ -255,6 +255,36 @@ print("swapped")
     assert registered(code)[-1] == "swapped"
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_tied_head_of_8_bits_holds_its_codes_once(registered, by_name):
+    """With the embedding, where the model's configuration says that they are tied; else the head has them."""
+    code = f"""
+import os, tempfile
+from types import SimpleNamespace
+os.environ["NPU_HEAD_BITS"] = "8"
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+import npu_ops.layers.embedding as layers
+layers.get_current_vllm_config_or_none = lambda: SimpleNamespace(
+    model_config=SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings={by_name}))
+)
+with set_current_vllm_config(config), torch.inference_mode():
+    init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+    initialize_model_parallel()
+    embedding, head = VocabParallelEmbedding(128, 64), ParallelLMHead(128, 64)
+    head = head.tie_weights(embedding)
+    for scale in (1.0, 3.0):  # the second time as a reload does
+        embedding.weight.data.normal_(std=scale)
+        for layer in (head, embedding):
+            layer.quant_method.process_weights_after_loading(layer)
+        x = torch.randn(3, 64)
+        said, exact = head.quant_method.apply(head, x), x @ embedding.weight.data.t()
+        assert 0 < (said - exact).norm() < exact.norm() / 50
+    print([sorted(dict(layer.named_buffers())) == sorted(layers.HEAD) for layer in (embedding, head)])
+"""
+    assert "".join(registered(code)[-2:]) == ("[True,False]" if by_name else "[False,True]")
+
+
 def test_patch_embeddings_equal_torchs_convolutions(registered):
     code = """
 from vllm.model_executor.layers.conv import Conv2dLayer, Conv3dLayer

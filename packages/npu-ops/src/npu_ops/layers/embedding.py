@@ -34,12 +34,20 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
         """Compute logits with the weights as they are, or rounded to 8 bits when they are loaded."""
         super().__init__()
         self.rounds = rounds
+        self._embedding: nn.Module | None = None
+
+    def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
+        """Share the embedding's weight, and its codes where it has some: new weights reach the embedding alone."""
+        tied: nn.Module = super().tie_weights(layer, embed_tokens)
+        if getattr(getattr(embed_tokens, "quant_method", None), "rounds", False):  # it may be torch's, as Whisper's is
+            self._embedding = embed_tokens
+        return tied
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Forget the memory that the weight had while it was loaded; round a head to 8 bits where that is asked for."""
         super().process_weights_after_loading(layer)
         forget_weight(layer)
-        if self.rounds:
+        if self.rounds and self._embedding is None:
             for name, tensor in zip(HEAD, panels.pack_rounded(plain_weight(layer)), strict=True):
                 layer.register_buffer(name, tensor, persistent=False)
 
@@ -51,7 +59,7 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits. x: [..., H]; returns [..., V]."""
         if self.rounds:
-            codes, scales = (getattr(layer, name) for name in HEAD)
+            codes, scales = (getattr(self._embedding or layer, name) for name in HEAD)
             return ops.weight_only_linear(
                 x, codes, scales, None, None, plain_bias(layer, bias), len(plain_weight(layer)), WHOLE
             )
@@ -65,7 +73,8 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
 def _may_be_head(layer: object) -> bool:
     """Whether logits may be asked of it: of an embedding where the model's head is tied to one."""
     config = get_current_vllm_config_or_none()
-    tied = config is not None and getattr(config.model_config.hf_text_config, "tie_word_embeddings", False)
+    model = config.model_config if config is not None else None
+    tied = model is not None and getattr(model.hf_text_config, "tie_word_embeddings", False)
     return isinstance(layer, ParallelLMHead) or tied
 
 

@@ -50,4 +50,4 @@ def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
         remedy = "leave out the setting that asks for it, such as --kv-cache-dtype, or serve another model"
         msg = f"{name} cannot run this layer ({'; '.join(reasons)}): {remedy}. The layer: {selector}."
         raise UnsupportedFeatureError(msg)
-    return MLA_BACKEND_CLASS if selector.use_mla else BACKEND_CLASS
+    return f"{backend.__module__}.{backend.__qualname__}"
