@@ -285,6 +285,23 @@ with set_current_vllm_config(config), torch.inference_mode():
     assert "".join(registered(code)[-2:]) == ("[True,False]" if by_name else "[False,True]")
 
 
+def test_a_folder_without_one_gguf_file_is_refused(registered, tmp_path):
+    code = f"""
+from npu_ops.errors import CheckpointError
+from npu_ops.layers import gguf_loader
+from pathlib import Path
+folder = Path({str(tmp_path)!r})
+for files, said in (((), "has none"), (("one", "two"), "has one, two"), (("a-00001-of-00002", "a-00002-of-00002"), None)):
+    for name in files: (folder / f"{{name}}.gguf").touch()
+    try: found = gguf_loader._files(str(folder))
+    except CheckpointError as error: assert said in str(error), error
+    else: assert said is None and [file.stem for file in found] == list(files)
+    for file in folder.iterdir(): file.unlink()
+print("said")
+"""
+    assert registered(code)[-1] == "said"
+
+
 def test_patch_embeddings_equal_torchs_convolutions(registered):
     code = """
 from vllm.model_executor.layers.conv import Conv2dLayer, Conv3dLayer

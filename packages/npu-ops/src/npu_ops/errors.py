@@ -2,6 +2,7 @@
 
 NpuOpsError
  +-- ConfigError             an environment variable has a value that cannot be honoured
+ +-- CheckpointError         a checkpoint is not there, or not of a kind that is read here
  +-- UnsupportedLayerError   a layer of the model asks for what the kernels cannot do
 """
 
@@ -14,6 +15,10 @@ class NpuOpsError(Exception):
 
 class ConfigError(NpuOpsError, ValueError):
     """An environment variable has a value that cannot be honoured."""
+
+
+class CheckpointError(NpuOpsError, ValueError):
+    """A checkpoint is not there, or not of a kind that is read here."""
 
 
 class UnsupportedLayerError(NpuOpsError, NotImplementedError):
