@@ -18,6 +18,11 @@ SETTINGS |= {"cudagraph_capture_sizes": [1, 4]}
 # image tokens amid those that Qwen's prompts put around them, and a prompt without an image
 PROMPTS = [[1, 4, multimodal.IMAGE_TOKEN, 5, 20, 30], [1, 7, 4, multimodal.IMAGE_TOKEN, 5, 20, 30, 40], [1, 20, 30]]
 SEEN = {"prompts": PROMPTS, "sampling": GREEDY, "seen": [0, 2, None]}
+WATCHED = {
+    "prompts": [[1, 4, molmo2.VIDEO, 5, 20, 30], [1, 7, molmo2.VIDEO, 5, 40, 30], [1, 20, 30]],
+    "sampling": GREEDY,
+    "watched": [0, 1, None],
+}
 SEEING = {
     "llava": multimodal.tiny_llava,
     "qwen2.5": multimodal.tiny_qwen2_5_vl,
@@ -60,20 +65,21 @@ def test_recordings_in_a_mixed_batch(runs: dict[str, tuple[Path, EngineRun]]) ->
 
 
 @pytest.mark.nightly
-def test_an_image_whose_tokens_see_each_other_in_a_model_that_transformers_has_not(tmp_path: Path) -> None:
+def test_images_and_videos_whose_tokens_see_each_other_in_a_model_that_transformers_has_not(tmp_path: Path) -> None:
     folder = molmo2.tiny_molmo2(tmp_path / "molmo2")
-    limits = {"trust_remote_code": True, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    limits = {"trust_remote_code": True, "limit_mm_per_prompt": {"image": 1, "video": 1}}
     engine = SETTINGS | limits | {"model": str(folder), "max_model_len": 256}
-    (run,) = run_scenarios(tmp_path, [{"engine": engine, "rounds": [SEEN]}])
-    check(run, molmo2.judge(folder), SEEN)
+    (run,) = run_scenarios(tmp_path, [{"engine": engine, "rounds": [SEEN, WATCHED]}])
     causal = molmo2.judge(folder, causal=True)
-    request, output = judges.requests(SEEN)[0], run.tokens(0)[0]
-    assert causal(request, output).argmax(-1).tolist() != output
+    for number, asked in enumerate((SEEN, WATCHED)):
+        check(run, molmo2.judge(folder), asked, number)
+        request, output = judges.requests(asked)[0], run.tokens(number)[0]
+        assert causal(request, output).argmax(-1).tolist() != output
 
 
-def check(run: EngineRun, judge: judges.Judge, asked: dict[str, Any]) -> None:
+def check(run: EngineRun, judge: judges.Judge, asked: dict[str, Any], number: int = 0) -> None:
     """Assert that the device, and its graphs, said what the judge says."""
     assert run.platform == "npu"
     assert run.graphs_captured
-    for request, output in zip(judges.requests(asked), run.tokens(0), strict=True):
+    for request, output in zip(judges.requests(asked), run.tokens(number), strict=True):
         assert judge(request, output).argmax(-1).tolist() == output

@@ -50,7 +50,8 @@ def run_engine(
     folder of each prompt's adapter in ``"lora"``, its cache's salt in ``"salts"``) with ``vllm.LLM(model=..., **engine)``.
 
     A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``.
-    ``"seen"`` and ``"heard"`` are the numbers of each prompt's image or recording (``tests.support.multimodal``).
+    ``"seen"``, ``"watched"`` and ``"heard"`` are the numbers of each prompt's image, video or recording
+    (``tests.support.multimodal``).
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
     ``profiler_config`` the rounds are profiled.
     """

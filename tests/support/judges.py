@@ -1,7 +1,7 @@
 """Who judges: what transformers says about the continuation of a request, for each kind of request and any dtype.
 
 A request is what ``tests.support.engine_run`` sends for one prompt: its ids in ``"prompts"``, and maybe the number of
-its image in ``"seen"``, of its recording in ``"heard"``, or the folder of its adapter in ``"lora"``.
+its image in ``"seen"``, of its video in ``"watched"``, of its recording in ``"heard"``, or the folder of its adapter in ``"lora"``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Embedder = Callable[[dict[str, Any]], torch.Tensor]
 
 def requests(one: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the requests of a round."""
-    keys = [key for key in ("prompts", "seen", "heard", "lora") if key in one]
+    keys = [key for key in ("prompts", "seen", "watched", "heard", "lora") if key in one]
     return [dict(zip(keys, values, strict=True)) for values in zip(*(one[key] for key in keys), strict=True)]
 
 

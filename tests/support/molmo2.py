@@ -7,6 +7,7 @@ by four patches, which are pooled to two by two.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -22,13 +23,17 @@ from tests.support.models import roughen_vectors
 from tests.support.molmo2_parts import PATCH, POOLED, SIDE, pooled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.support.judges import Judge
 
-__all__ = ["IMAGE", "judge", "tiny_molmo2"]
+__all__ = ["IMAGE", "VIDEO", "judge", "tiny_molmo2"]
 
-IMAGE = multimodal.IMAGE_TOKEN
+IMAGE, VIDEO = multimodal.IMAGE_TOKEN, 6
+_TIMES = {"0.0": 10, "0.5": 11}  # of a video's frames, before each
 _VOCABULARY, _MORE = 512, 16
 _PATCH_TOKEN, _COLUMN, _START, _LOW_START, _END = 512, 513, 514, 515, 516
+_FRAME_START, _FRAME_END = 518, 519
 _WIDTH, _WIDE, _LAYERS, _HEADS = 64, 128, 2, 4  # of the tower
 _TEXT = {
     "vocab_size": _VOCABULARY,
@@ -59,15 +64,20 @@ def tiny_molmo2(folder: Path) -> Path:
     shutil.copy(molmo2_parts.__file__, folder / "molmo2_parts.py")
     known = {"processor_class": "Molmo2Processor", "auto_map": {"AutoProcessor": "molmo2_parts.Molmo2Processor"}}
     (folder / "processor_config.json").write_text(json.dumps(known))
-    special = {"<|image|>": IMAGE, "<|video|>": 6} | {
-        f"<{token}>": token for token in range(_VOCABULARY, _VOCABULARY + _MORE)
-    }
+    special = (
+        {"<|image|>": IMAGE, "<|video|>": VIDEO}
+        | _TIMES
+        | {f"<{token}>": token for token in range(_VOCABULARY, _VOCABULARY + _MORE)}
+    )
     multimodal.word_tokenizer(special).save_pretrained(folder)
     return folder
 
 
 def judge(folder: Path, *, causal: bool = False) -> Judge:
-    """Judge prompts with an image or none, as :mod:`tests.support.judges` does; `causal`: as if no token saw a later."""
+    """Judge prompts with an image, a video or neither, as :mod:`tests.support.judges` does.
+
+    A frame's tokens see each other, as an image's do; `causal`: as if no token saw a later.
+    """
     weights = load_file(folder / "model.safetensors")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_TEXT, attn_implementation="eager"))
     model.load_state_dict(_names_of_llama(weights))
@@ -75,18 +85,20 @@ def judge(folder: Path, *, causal: bool = False) -> Judge:
     wte = torch.cat([weights["model.transformer.wte.embedding"], weights["model.transformer.wte.new_embedding"]])
 
     def say(request: dict[str, Any], output: list[int]) -> torch.Tensor:
-        tokens, features, image = request["prompts"], None, (0, -1)
-        if request["seen"] is not None:
-            place = tokens.index(IMAGE)
-            shown = _shown()
-            tokens = tokens[:place] + shown + tokens[place + 1 :]
-            image = image if causal else (place, place + len(shown) - 1)
-            features = _tower(weights, multimodal.image(request["seen"]))
+        tokens, features, ranges = request["prompts"], None, []
+        if request.get("seen") is not None:
+            features = _tower(weights, molmo2_parts.crops_of(multimodal.image(request["seen"])))
+            tokens, ranges = _with(tokens, IMAGE, [_shown()])
+        elif request.get("watched") is not None:
+            crops = molmo2_parts.crops_of_video(multimodal.video(request["watched"])[0])
+            features = _tower(weights, crops)
+            frame = [_FRAME_START, *[_PATCH_TOKEN] * POOLED**2, _FRAME_END]
+            tokens, ranges = _with(tokens, VIDEO, [part for time in _TIMES.values() for part in ([time], frame)])
         ids = torch.tensor(tokens + output[:-1])
         embedded = wte[ids]
         if features is not None:
             embedded[ids == _PATCH_TOKEN] = features
-        answer = model(inputs_embeds=embedded[None], attention_mask=_mask(len(ids), *image))
+        answer = model(inputs_embeds=embedded[None], attention_mask=_mask(len(ids), [] if causal else ranges))
         return answer.logits[0, -len(output) :].float().log_softmax(-1)
 
     return torch.inference_mode()(say)
@@ -115,9 +127,18 @@ def _config() -> dict[str, Any]:
         "image_end_token_id": _END,
         "low_res_image_start_token_id": _LOW_START,
         "image_low_res_id": 517,
-        "frame_start_token_id": 518,
-        "frame_end_token_id": 519,
+        "frame_start_token_id": _FRAME_START,
+        "frame_end_token_id": _FRAME_END,
     }
+
+
+def _with(tokens: list[int], wanted: int, parts: list[list[int]]) -> tuple[list[int], list[range]]:
+    """Return the tokens with some parts in the place of one, and where the parts are."""
+    place = tokens.index(wanted)
+    ends = [place + length for length in itertools.accumulate(map(len, parts), initial=0)]
+    return tokens[:place] + list(itertools.chain(*parts)) + tokens[place + 1 :], [
+        range(*pair) for pair in itertools.pairwise(ends)
+    ]
 
 
 def _shown() -> list[int]:
@@ -126,12 +147,12 @@ def _shown() -> list[int]:
     return [_LOW_START, *rows, _END, _START, *rows, _END]
 
 
-def _mask(length: int, first: int, last: int) -> torch.Tensor:
-    """Return what is added to the scores where the tokens from `first` to `last` see each other."""
-    query, key = torch.arange(length)[:, None], torch.arange(length)[None]
-    of_image = ((query >= first) & (query <= last)) & ((key >= first) & (key <= last))
-    hidden = ~((key <= query) | of_image)
-    return torch.zeros(1, 1, length, length).masked_fill(hidden, torch.finfo(torch.float32).min)
+def _mask(length: int, ranges: list[range]) -> torch.Tensor:
+    """Return what is added to the scores where the tokens of each range see each other."""
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    for one in ranges:
+        seen[one.start : one.stop, one.start : one.stop] = True
+    return torch.zeros(1, 1, length, length).masked_fill(~seen, torch.finfo(torch.float32).min)
 
 
 _NAMES = {
@@ -198,8 +219,8 @@ def _tower_weights() -> dict[str, torch.Tensor]:
     return found | {f"{place}image_projector.{name}.weight": torch.randn(s) * 0.1 for name, s in projector.items()}
 
 
-def _tower(weights: dict[str, torch.Tensor], image: Any) -> torch.Tensor:
-    """Return the features of an image's patch tokens, [tokens, hidden size]."""
+def _tower(weights: dict[str, torch.Tensor], crops: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the features of the patch tokens of an image's or video's crops, [tokens, hidden size]."""
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         name = f"model.vision_backbone.{name}"
@@ -215,7 +236,7 @@ def _tower(weights: dict[str, torch.Tensor], image: Any) -> torch.Tensor:
         scores = (q @ k.transpose(-1, -2) / (_WIDTH // _HEADS) ** 0.5).softmax(-1)
         return linear((scores @ v).transpose(-3, -2).flatten(-2), f"{name}.wo")
 
-    x = linear(torch.stack(molmo2_parts.crops_of(image)), "image_vit.patch_embedding")
+    x = linear(torch.stack(list(crops)), "image_vit.patch_embedding")
     x = x + weights["model.vision_backbone.image_vit.positional_embedding"]
     layers = []
     for layer in range(_LAYERS):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 from transformers.configuration_utils import PretrainedConfig
 
@@ -40,9 +41,10 @@ class Molmo2Config(PretrainedConfig):
 
 
 class Molmo2Processor(ProcessorMixin):
-    """Two crops of an image: the whole of it, and the same patches from the last to the first."""
+    """Two crops of an image: the whole of it, and the same patches from the last to the first. One of a video's frame."""
 
-    image_use_col_tokens = video_use_col_tokens = use_single_crop_start_token = use_frame_special_tokens = True
+    image_use_col_tokens = use_single_crop_start_token = use_frame_special_tokens = True
+    video_use_col_tokens = False
     use_single_crop_col_tokens = None
 
     def __init__(self, tokenizer: Any) -> None:
@@ -57,7 +59,7 @@ class Molmo2Processor(ProcessorMixin):
         """Take vLLM's tokenizer, or the folder's."""
         return cls(tokenizer or PreTrainedTokenizerFast.from_pretrained(folder))
 
-    def __call__(self, text: str | None = None, images: Any = None, **_: Any) -> BatchFeature:
+    def __call__(self, text: str | None = None, images: Any = None, videos: Any = None, **_: Any) -> BatchFeature:
         """Return the tokens and the crops."""
         made = {"input_ids": torch.tensor([self.tokenizer.encode(text or "")])}
         if images:
@@ -68,17 +70,33 @@ class Molmo2Processor(ProcessorMixin):
                 "image_grids": torch.tensor([[POOLED] * 4] * len(images)),
                 "image_num_crops": torch.tensor([2] * len(images)),
             }
+        if videos:  # one, as vLLM asks
+            crops = crops_of_video(videos[0][0])
+            made |= {
+                "pixel_values_videos": torch.stack(crops),
+                "video_token_pooling": pooled(torch.arange(len(crops) * SIDE * SIDE)),
+                "video_grids": torch.tensor([[len(crops), POOLED, POOLED]]),
+            }
         return BatchFeature(made)
 
 
 def crops_of(image: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the patches of both crops, each [patches, values]."""
-    pixels = np.asarray(image.resize((PATCH * SIDE, PATCH * SIDE)), dtype=np.float32) / 127.5 - 1
-    patches = torch.from_numpy(pixels.copy()).view(SIDE, PATCH, SIDE, PATCH, 3).transpose(1, 2).reshape(SIDE**2, -1)
+    patches = _patches(image)
     return patches, patches.flip(0)
 
 
+def crops_of_video(frames: np.ndarray) -> list[torch.Tensor]:
+    """Return the patches of each frame, of [frames, height, width, 3]."""
+    return [_patches(Image.fromarray(frame)) for frame in frames]
+
+
 def pooled(patches: torch.Tensor) -> torch.Tensor:
-    """Group the patches of two crops, [all, ...], as they are pooled: [tokens, group, ...]."""
-    grid = patches.reshape(2, POOLED, SIDE // POOLED, POOLED, SIDE // POOLED, *patches.shape[1:])
-    return grid.transpose(2, 3).reshape(2 * POOLED**2, (SIDE // POOLED) ** 2, *patches.shape[1:])
+    """Group the patches of some crops, [all, ...], as they are pooled: [tokens, group, ...]."""
+    grid = patches.reshape(-1, POOLED, SIDE // POOLED, POOLED, SIDE // POOLED, *patches.shape[1:])
+    return grid.transpose(2, 3).reshape(-1, (SIDE // POOLED) ** 2, *patches.shape[1:])
+
+
+def _patches(image: Any) -> torch.Tensor:
+    pixels = np.asarray(image.resize((PATCH * SIDE, PATCH * SIDE)), dtype=np.float32) / 127.5 - 1
+    return torch.from_numpy(pixels.copy()).view(SIDE, PATCH, SIDE, PATCH, 3).transpose(1, 2).reshape(SIDE**2, -1)

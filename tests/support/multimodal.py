@@ -68,8 +68,19 @@ def recording(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(SAMPLING_RATE * (seed + 1)).astype(np.float32)
 
 
-def prompt(ids: list[int], seen: int | None = None, heard: int | None = None) -> dict[str, Any]:
-    """Return vLLM's form of a prompt with an image (a decoder's), with a recording (an encoder's), or with neither."""
+def video(seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return two frames of noise, half a second apart, and what vLLM wants to know of them."""
+    frames = (255 * np.random.default_rng(seed).random((2, _PIXELS, _PIXELS + 10 * seed, 3))).astype(np.uint8)
+    said = {"fps": 2.0, "duration": 1.0, "total_num_frames": 2, "frames_indices": [0, 1], "video_backend": "opencv"}
+    return frames, said | {"do_sample_frames": False}
+
+
+def prompt(
+    ids: list[int], seen: int | None = None, heard: int | None = None, watched: int | None = None
+) -> dict[str, Any]:
+    """Return vLLM's form of a prompt with an image or video (a decoder's), a recording (an encoder's), or none."""
+    if watched is not None:
+        return {"prompt_token_ids": ids, "multi_modal_data": {"video": video(watched)}}
     if seen is not None:
         return {"prompt_token_ids": ids, "multi_modal_data": {"image": image(seen)}}
     if heard is not None:
