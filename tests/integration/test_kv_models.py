@@ -1,7 +1,7 @@
 """Blocks of each kind of model come back from the host tier with equal tokens; test_kv_offload.py does more by night.
 
-The engines run one after the other in a process. Each is asked, forgets what its device has, and is asked again; the first
-answers are those of an engine that loads nothing.
+The engines run one after the other in a process. Each is asked, forgets what its device has, and is asked again; another
+of the same settings is asked without a connector.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ PROMPT, NEW, BLOCK = 120, 8, 32
 WHOLE = (PROMPT - 1) // BLOCK * BLOCK
 STATES = 290  # tokens of a prompt whose states are kept, at the end of a block of 272
 FORGET = {"calls": [["reset_prefix_cache", {}]]}
+WITHOUT = {"kv_transfer_config": None, "enable_prefix_caching": False}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding windows": ("gemma3", {}),
     "latent attention": ("deepseek_v2", {}),
@@ -53,14 +54,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineRun]:
     transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     common = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "block_size": BLOCK}
     common |= {"num_gpu_blocks_override": 60, "enforce_eager": True, "kv_transfer_config": transfer}
-    scenarios = [
-        {
-            "engine": {**common, "model": str(made[name]), **engine},
-            "rounds": [asked(kind, lora), FORGET, asked(kind, lora)],
-        }
-        for kind, (name, engine) in KINDS.items()
-    ]
-    return dict(zip(KINDS, run_scenarios(folder, scenarios), strict=True))
+    scenarios: dict[str, dict[str, Any]] = {}
+    for kind, (name, engine) in KINDS.items():
+        settings, ask = {**common, "model": str(made[name]), **engine}, asked(kind, lora)
+        scenarios[kind] = {"engine": settings, "rounds": [ask, FORGET, ask]}
+        scenarios[without(kind)] = {"engine": {**settings, **WITHOUT}, "rounds": [ask]}
+    return dict(zip(scenarios, run_scenarios(folder, list(scenarios.values())), strict=True))
+
+
+def without(kind: str) -> str:
+    """Return the name of the engine that has no connector."""
+    return f"{kind}, no connector"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +72,7 @@ def test_blocks_come_back_with_equal_tokens(kind: str, runs: dict[str, EngineRun
     first, _, again = runs[kind].rounds
     assert [one["cached"] for one in first] == [0] * len(first)
     assert all(one["cached"] >= WHOLE for one in again), again
-    assert [one["tokens"] for one in again] == [one["tokens"] for one in first]
+    assert runs[kind].tokens(0) == runs[kind].tokens(2) == runs[without(kind)].tokens(0)
     assert runs[kind].metrics["vllm:kv_offload_load_bytes"] > 0
 
 
