@@ -23,8 +23,11 @@ DOCTOR = "import sys; from npu_platform.cli import main; sys.exit(main(sys.argv[
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--pipeline-parallel-size", "2", "--additional-config", '{"npu": {"num_threads": 1}}')],
-    ids=["threads"],
+    [
+        ("--pipeline-parallel-size", "2", "--additional-config", '{"npu": {"num_threads": 1}}'),
+        ("--data-parallel-size", "2"),
+    ],
+    ids=["threads", "replicas"],
 )
 def test_ranks_get_what_the_plan_says(arguments: tuple[str, ...], tmp_path: Path) -> None:
     environ = {"NPU_SIMULATOR_DEVICES": "4", "NPU_SIMULATOR_MEMORY": "1GiB"}
@@ -35,4 +38,4 @@ def test_ranks_get_what_the_plan_says(arguments: tuple[str, ...], tmp_path: Path
     with serve_demo(tmp_path, *arguments, **environ) as server:
         got = re.findall(r"replica \d+, stage \d+, part \d+: .*", server.log.read_text())
     assert len(planned) >= 2
-    assert got == planned
+    assert sorted(got) == planned  # replicas of a dense model come up in any order

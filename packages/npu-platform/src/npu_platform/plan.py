@@ -1,6 +1,6 @@
 """What each rank gets of this host: a device, memory nodes, threads and memory.
 
-Before a start by ``npu doctor --plan -- MODEL ...``, and in the log of a start of several ranks.
+Before a start by ``npu doctor --plan -- MODEL ...``, and in the log of a start.
 """
 
 from __future__ import annotations
