@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     from npu_ops import native
 
-    there = [name for name in reversed(native.isas()) if name != "scalar"]
+    there = [name for name in native.isas() if name != "scalar" and native.can_run(name)]
     parser = argparse.ArgumentParser(prog="tests.benchmarks.tiers", description=__doc__)
     parser.add_argument(
         "--tiers", nargs="+", choices=native.isas(), default=there, help="from the lowest to the highest"
