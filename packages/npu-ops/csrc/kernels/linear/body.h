@@ -157,7 +157,7 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
   const auto product = [&](int64_t first, int64_t count) {
     const LinearParams part = some_rows<T>(p, first, count);
     if (few) return linear_few<T>(part, Epilogue<T>{part}, parallel);
-    if constexpr (kTurned<T>) linear_turned(part, Epilogue<T>{part}, parallel);
+    if constexpr (kTurned<T>) linear_turned<Epilogue<T>>(part, parallel);
     else linear_many<T>(part, Epilogue<T>{part}, parallel);
   };
   in_parts(p.m, product, few ? kMostRows : lesser(kMostFloatRows, greater(kLeastRows, kFloatBytes / (4 * greater(1, p.k)))));
