@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from npu_platform.demo import MODEL
-from tests.support import models
+from tests.support import models, multimodal
+
+TEXT = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen3-0.6B")
+WORDS = ("words/meta-llama/Llama-3.2-1B-Instruct", "lmsys/longchat-13b-16k")
+"""Models of which a prompt of a thousand words has a thousand tokens; those below `words` are for a folder of their own."""
+SCORERS = ("BAAI/bge-reranker-v2-m3", "BAAI/bge-reranker-base", "Skywork/Skywork-Reward-V2-Qwen3-0.6B")
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +37,23 @@ def examples() -> Path:
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like the hub to programs that run in it: small models under the names that they ask for."""
     folder = tmp_path_factory.mktemp("hub")
-    for name in ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-3B-Instruct"):
+    for name in TEXT:
         shutil.copytree(MODEL, folder / name)
-    models.tiny_bert(folder / "intfloat/e5-small")
+    for name in WORDS:
+        models.tiny_llama(folder / name, num_hidden_layers=2)
+        multimodal.word_tokenizer({}).save_pretrained(folder / name)
+    for name in ("intfloat/e5-small", "BAAI/bge-m3"):
+        models.tiny_bert(folder / name)
     models.tiny_classifier(folder / "jason9693/Qwen2.5-1.5B-apeach", labels=2)
-    models.tiny_classifier(folder / "BAAI/bge-reranker-v2-m3", labels=1)
+    for name in SCORERS:
+        models.tiny_classifier(folder / name, labels=1)
+    models.with_tokenizer(models.tiny_qwen3_moe(folder / "ibm-research/PowerMoE-3b"))
     return folder
+
+
+@pytest.fixture
+def place(hub: Path, tmp_path: Path) -> Path:
+    """A folder of a test's own that looks like the hub, too."""
+    for names in hub.iterdir():
+        (tmp_path / names.name).symlink_to(names)
+    return tmp_path
