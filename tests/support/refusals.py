@@ -65,6 +65,7 @@ _OTHERS: tuple[Case, ...] = (
     Case({"model": "{mixture}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
     Case({"model": "{mamba}"}, "VLLM_PLUGINS leaves it out: add npu_ops to npu", _WITHOUT_OPS),
     Case({}, "add npu_ops to npu", _WITHOUT_OPS | {"VLLM_BATCH_INVARIANT": "1"}),
+    Case({}, "npu-ops is installed and does not load: NPU_ISA must be one of", {"NPU_ISA": "sse"}),
     Case(
         {"tensor_parallel_size": 4, "nnodes": 2, "distributed_executor_backend": "mp"},
         "more than two ranks on several hosts",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -212,7 +213,20 @@ def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
         )
 
 
+def _kernels_that_failed() -> Iterator[str]:
+    """Tell why npu-ops does not load: vLLM only logs that, and plain torch in its place is many times slower."""
+    allowed = config.plugin_allow_list()
+    if "npu_ops" in sys.modules or (allowed is not None and "npu_ops" not in allowed):
+        return
+    for plugin in importlib.metadata.entry_points(group="vllm.general_plugins", name="npu_ops"):
+        try:
+            plugin.load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user has to hear it
+            yield f"npu-ops is installed and does not load: {error}"
+
+
 def _engine(vllm_config: VllmConfig) -> Iterator[str]:
+    yield from _kernels_that_failed()
     if config.chose_v2_runner():
         yield from _v2_runner(vllm_config)
     elif vllm_config.watermark_config is not None:
@@ -384,6 +398,11 @@ def _weight_offload(vllm_config: VllmConfig) -> Iterator[str]:
             "Weights that are offloaded do not sleep: leave out --enable-sleep-mode, or --offload-group-size and "
             "--cpu-offload-gb."
         )
+    if (in_place or ahead) and model is not None and _quantises_while_loading(model):
+        yield (
+            "Weights that are quantised while they are loaded are not there to be offloaded: leave out --quantization, "
+            "or --offload-group-size and --cpu-offload-gb."
+        )
     if not ahead:
         return
     if vllm_config.compilation_config.mode == CompilationMode.VLLM_COMPILE:
@@ -391,6 +410,12 @@ def _weight_offload(vllm_config: VllmConfig) -> Iterator[str]:
             "Weights are not offloaded from compiled layers on npu: leave out --offload-group-size, or compilation "
             "with mode VLLM_COMPILE."
         )
+
+
+def _quantises_while_loading(model: ModelConfig) -> bool:
+    """Say whether a quantisation is asked for that the checkpoint does not have."""
+    has = any(getattr(model.hf_config, name, None) for name in ("quantization_config", "compression_config"))
+    return model.quantization is not None and not has
 
 
 def _offloads_from_gpu(transfer: KVTransferConfig) -> bool:
