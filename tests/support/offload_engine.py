@@ -92,6 +92,7 @@ def write_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any)
         },
         "rounds": rounds,
         "max_tokens": NEW,
+        "settle_seconds": 60 if case.is_trusty else 1,  # a silent tier never ends what it has begun
         **scenario,
     }
     (folder / "scenario.json").write_text(json.dumps(whole))

@@ -2,8 +2,9 @@
 
 ``python offload_scenario.py scenario.json result.json``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
 ``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
-step). A round is a list of prompts, each a list of token ids, or an object with these as ``prompts`` and maybe ``lora``
-(a folder), ``salt`` and ``fault`` (of the npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
+step) and ``settle_seconds`` (which tiers have after a round to end what they store). A round is a list of prompts, each
+a list of token ids, or an object with these as ``prompts`` and maybe ``lora`` (a folder), ``salt`` and ``fault`` (of the
+npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
 Where the engine publishes KV events (``kv_events_config`` with an endpoint ``ipc://...``), the result holds them.
 """
 
@@ -39,7 +40,7 @@ def main(scenario_file: str, result_file: str) -> None:
             rounds.append(_abort(llm, one["prompts"], sampling))
         else:
             rounds.append(_generate(llm, sampling, **one))
-        _settle(llm)
+        _settle(llm, scenario.get("settle_seconds", 60))
     result = {
         "platform": current_platform.device_type,
         "rounds": rounds,
@@ -136,10 +137,10 @@ def _armed(fault: str) -> Iterator[None]:
     assert any(struck), fault
 
 
-def _settle(llm: Any) -> None:
+def _settle(llm: Any, seconds: float) -> None:
     """Let the tiers end what they store, however busy the disk is; an engine process of its own does so by itself."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-    end = time.monotonic() + 60
+    end = time.monotonic() + seconds
     while core is not None and core.scheduler.has_requests() and time.monotonic() < end:
         llm.llm_engine.step()
 
