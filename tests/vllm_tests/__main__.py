@@ -53,6 +53,10 @@ EDITS = {
     ],
     "lora/test_layers.py": XPU,
     "lora/test_lora_manager.py": XPU,
+    "v1/kv_connector/unit/test_nixl_connector.py": [
+        (r"attention_backend=attn_backend, ", ""),
+        (r'attention_backend="TRITON_ATTN"', ""),
+    ],
     "v1/structured_output/test_structured_output_manager.py": [
         (r"ModelConfig\(tokenizer=TOKENIZER\)", "ModelConfig(model=TOKENIZER)"),
     ],
@@ -62,7 +66,8 @@ EDITS = {
     ],
 }
 """vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's;
-where it knows accelerators that are not like CUDA, it knows npu; and where it takes another model's tokenizer, it takes
+where it knows accelerators that are not like CUDA, it knows npu; where an engine's configuration names a backend of
+attention that npu refuses, and only NIXL is tried, it names none; and where it takes another model's tokenizer, it takes
 that model, which has as many tokens."""
 AS_THEY_ARE = ("v1/worker/test_gpu_profiler.py", "v1/worker/test_gpu_worker.py")
 """Tests in which CUDA is the name of a profiler or of an allocator, and of no device that they run on."""
