@@ -54,7 +54,10 @@ def test_shrink(ops, isa, dtype, tokens, hidden, rank, adapters, slices):
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 50, 420])
-@pytest.mark.parametrize(("rank", "adapters", "columns"), [(16, 3, [64, 32, 32]), (8, 1, [200]), (33, 2, [7, 130]), (5, 3, [96, 40]), (8, 2, [128])])
+@pytest.mark.parametrize(
+    ("rank", "adapters", "columns"),
+    [(16, 3, [64, 32, 32]), (8, 1, [200]), (33, 2, [7, 130]), (5, 3, [96, 40]), (8, 2, [128])],
+)
 def test_expand(ops, isa, dtype, tokens, rank, adapters, columns):
     check_expand(ops, "cpu", dtype, tokens, rank, adapters, columns, add=tokens != 4)
 

@@ -149,8 +149,8 @@ def prepare_child_environment(replicas: int = 1) -> None:
     """Set what spawned engine and worker processes must find before their libraries load; what the user set stays.
 
     OpenMP threads of torch's CPU kernels otherwise spin at barriers, which costs a factor of ten as soon as a
-    neighbour takes a core; libgomp reads the policy only once, when it is loaded. And vLLM makes each replica of a dense
-    model believe that it is alone: the process that starts them knows how many there are on this host.
+    neighbour takes a core; libgomp reads the policy only once, when it is loaded. And vLLM makes each replica of a
+    dense model believe that it is alone: the process that starts them knows how many there are on this host.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if multiprocessing.parent_process() is not None:
