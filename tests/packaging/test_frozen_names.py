@@ -25,7 +25,6 @@ ENVIRONMENT = {
         "NPU_FALLBACK",
         "NPU_DEBUG",
         "NPU_HUGE_PAGES",
-        "NPU_CORES_OF_REPLICA",
     },
     "npu-ops": {"NPU_HEAD_BITS", "NPU_ISA", "NPU_TUNE"},
     "npu-kvconnector": set(),

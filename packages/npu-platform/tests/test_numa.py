@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,3 +93,32 @@ def test_cores_are_shared_by_the_ranks_that_may_use_them(masks: list[range], cor
     ranks = [("host", frozenset(mask)) for mask in masks]
     assert numa.cores_of_rank(ranks[0], ranks) == cores
     assert numa.cores_of_rank(ranks[0], [*ranks, ("another", frozenset(masks[0]))]) == cores
+
+
+@pytest.mark.parametrize(
+    ("parallel", "given", "npu"),
+    [
+        pytest.param({"data_parallel_size": 2}, {}, {"num_threads": 4}, id="two"),
+        pytest.param(
+            {"data_parallel_size": 2, "tensor_parallel_size": 2},
+            {"sampler": "torch"},
+            {"sampler": "torch", "num_threads": 2},
+            id="of-two-ranks-each",
+        ),
+        pytest.param({"data_parallel_size": 2}, {"num_threads": 3}, {"num_threads": 3}, id="the-user's"),
+        pytest.param({"data_parallel_size": 20}, {}, {"num_threads": 1}, id="more-than-cores"),
+        pytest.param({"data_parallel_size": 2, "numa_bind": True}, {}, {}, id="each-on-its-memory-node"),
+        pytest.param({}, {}, {}, id="one"),
+    ],
+)
+def test_replicas_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], given: dict[str, Any], npu: dict[str, Any]
+) -> None:
+    monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    local = {"data_parallel_size_local": parallel.get("data_parallel_size", 1)}
+    config = SimpleNamespace(
+        parallel_config=ParallelConfig(**parallel, **local), additional_config={"others": 1, "npu": given}
+    )
+    numa.share_among_replicas(config)
+    assert config.additional_config == {"others": 1, "npu": npu}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from vllm.config import ParallelConfig
 from vllm.platforms import interface
 
-from npu_platform.config import prepare_child_environment
 from npu_platform.errors import ConfigurationError
 from npu_platform.worker import NPUWorker
 
@@ -82,30 +80,23 @@ SOCKETS = [("host", frozenset(range(32))), ("host", frozenset(range(32, 64)))]
 
 def test_a_rank_with_a_socket_of_its_own_has_all_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
+    monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)
     assert worker(tensor_parallel_size=2)._num_threads(SOCKETS[0], SOCKETS) == 32
     both = ("host", SOCKETS[0][1] | SOCKETS[1][1])
     assert worker(tensor_parallel_size=2)._num_threads(both, [both, both]) == 32
 
 
-def test_threads_are_shared_with_replicas_that_a_rank_does_not_know_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM makes a replica of a dense model believe that it is alone."""
+def test_threads_are_shared_with_replicas_that_only_vllm_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM makes a replica of a dense model believe that it is alone; OMP_NUM_THREADS then has its share of cores."""
     monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")  # is for torch's kernels
+    monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
     alone = (SOCKETS[0], SOCKETS[:1])
+    assert worker()._num_threads(*alone) == 32, "the user's variable is for torch's kernels"
+    monkeypatch.setenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", "1")
+    assert worker()._num_threads(*alone) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "128")
     assert worker()._num_threads(*alone) == 32
-    monkeypatch.setenv("NPU_CORES_OF_REPLICA", "16")
-    assert worker()._num_threads(*alone) == 16
-    assert worker(tensor_parallel_size=2)._num_threads(SOCKETS[0], SOCKETS[:1] * 2) == 8
-    monkeypatch.setenv("NPU_CORES_OF_REPLICA", "128")
-    assert worker()._num_threads(*alone) == 32
-
-
-def test_a_server_tells_its_engines_what_each_replica_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NPU_CORES_OF_REPLICA", "7")
-    prepare_child_environment(replicas=2)
-    assert os.environ["NPU_CORES_OF_REPLICA"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-    prepare_child_environment()
-    assert "NPU_CORES_OF_REPLICA" not in os.environ
 
 
 @pytest.mark.parametrize(

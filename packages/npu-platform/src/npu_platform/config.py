@@ -9,7 +9,6 @@ its first use; they are listed here because ``npu doctor`` and the documentation
 from __future__ import annotations
 
 import difflib
-import multiprocessing
 import os
 import shutil
 from collections.abc import Mapping
@@ -31,7 +30,6 @@ ENVIRONMENT: dict[str, str] = {
     "NPU_DEBUG": "comma list of memory (or 1: find accesses outside kernels and tensors) and of faults on demand, "
     "such as oom@37, kernel=aten::mm@5, lost@100, bitflip@12:seed=7, slow=2ms, slow_link=200us",
     "NPU_HUGE_PAGES": "0: do not ask for huge pages (default 1)",
-    "NPU_CORES_OF_REPLICA": "set by a server of several replicas for its engines: the cores that each of these has",
 }
 """Every environment variable that npu-platform knows, with its meaning."""
 
@@ -145,19 +143,13 @@ def variables_set(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: environ[name] for name in sorted(environ) if name.startswith(("NPU_", "VLLM_", "OMP_"))}
 
 
-def prepare_child_environment(replicas: int = 1) -> None:
+def prepare_child_environment() -> None:
     """Set what spawned engine and worker processes must find before their libraries load; what the user set stays.
 
     OpenMP threads of torch's CPU kernels otherwise spin at barriers, which costs a factor of ten as soon as a
-    neighbour takes a core; libgomp reads the policy only once, when it is loaded. And vLLM makes each replica of a
-    dense model believe that it is alone: the process that starts them knows how many there are on this host.
+    neighbour takes a core; libgomp reads the policy only once, when it is loaded.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if multiprocessing.parent_process() is not None:
-        return  # an engine reads what was set for it
-    os.environ.pop("NPU_CORES_OF_REPLICA", None)
-    if replicas > 1:
-        os.environ["NPU_CORES_OF_REPLICA"] = str(max(1, len(os.sched_getaffinity(0)) // replicas))
 
 
 def cxx_compiler() -> str | None:

@@ -8,12 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu_platform.config import NPUConfig, variables_set
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from vllm.config import ParallelConfig
+    from vllm.config import ParallelConfig, VllmConfig
 
-__all__ = ["bind_ranks", "cores_of_rank", "nodes", "where"]
+__all__ = ["bind_ranks", "cores_of_rank", "nodes", "share_among_replicas", "where"]
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -45,6 +47,21 @@ def bind_ranks(parallel: ParallelConfig, found: Iterable[int] | None = None) -> 
     replica = parallel.data_parallel_index if local is None else local
     replicas = max(parallel.data_parallel_size_local, replica + 1)
     parallel.numa_bind_nodes = [there[i % len(there)] for i in range(parallel.world_size * replicas)]
+
+
+def share_among_replicas(vllm_config: VllmConfig) -> None:
+    """Set the threads of the ranks of several replicas that this host starts, unless the user has.
+
+    vLLM makes a replica of a dense model believe that it is alone: it cannot find its share of the cores by itself.
+    """
+    parallel, settings = vllm_config.parallel_config, vllm_config.additional_config
+    replicas = parallel.data_parallel_size_local
+    if replicas < 2 or parallel.numa_bind or not isinstance(settings, dict):
+        return
+    if NPUConfig.from_additional_config(settings).num_threads is not None or "NPU_NUM_THREADS" in variables_set():
+        return
+    threads = max(1, len(os.sched_getaffinity(0)) // (replicas * parallel.local_world_size))
+    vllm_config.additional_config = settings | {"npu": {**settings.get("npu", {}), "num_threads": threads}}
 
 
 def where() -> tuple[str, frozenset[int]]:

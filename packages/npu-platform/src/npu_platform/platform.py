@@ -196,7 +196,8 @@ class NPUPlatform(Platform):
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         choose_executor(vllm_config)
         numa.bind_ranks(vllm_config.parallel_config)
-        config.prepare_child_environment(vllm_config.parallel_config.data_parallel_size_local)
+        numa.share_among_replicas(vllm_config)
+        config.prepare_child_environment()
         forks.prepare(bound=vllm_config.parallel_config.numa_bind)
 
     @classmethod

@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.utils.mem_utils import MemorySnapshot
-from vllm.utils.torch_utils import set_random_seed
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
@@ -315,9 +315,9 @@ class NPUWorker(Worker):
         if "NPU_NUM_THREADS" in environ:
             return torch.npu.get_num_threads()
         share = numa.cores_of_rank(mine, of_all)
-        if "NPU_CORES_OF_REPLICA" in environ:  # those of a dense model do not know of each other
-            ranks_here = self.parallel_config.local_world_size
-            share = min(share, int(environ["NPU_CORES_OF_REPLICA"]) // ranks_here)
+        if OMP_NUM_THREADS_SET_BY_VLLM in environ:
+            # Replicas of a dense model do not know of each other, but what vLLM sets for their start counts them.
+            share = min(share, int(environ["OMP_NUM_THREADS"]))
         return max(1, share)
 
 
