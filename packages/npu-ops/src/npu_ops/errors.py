@@ -2,7 +2,7 @@
 
 NpuOpsError
  +-- ConfigError             an environment variable has a value that cannot be honoured
-  +-- CheckpointError         a checkpoint is not there, or not of a kind that is read here
+ +-- CheckpointError         a checkpoint is not there, or not of a kind that is read here
  +-- UnsupportedLayerError   a layer of the model asks for what the kernels cannot do
 """
 
