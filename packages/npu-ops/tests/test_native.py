@@ -35,6 +35,39 @@ def test_environment_forces_a_lower_isa():
     assert result.stdout.strip() == "scalar", result.stderr
 
 
+PRODUCTS = """
+import torch, npu_ops
+from npu_ops import native
+
+def product(rows):
+    return torch.ops.npu_ops.linear(x[:rows], weight, None)
+
+torch.manual_seed(0)
+x, weight = torch.randn(70, 515).bfloat16(), torch.randn(67, 515).bfloat16()
+isa, faster = native.isa(), native.product_isa()
+native.set_batch_invariant(on=True)
+assert native.product_isa() == isa, "one way for any number of rows"
+native.set_batch_invariant(on=False)
+few, many = product(4), product(70)
+native.set_isa(isa)
+assert native.product_isa() == isa, "who names one gets it for everything"
+assert torch.equal(product(4), few)
+native.set_isa(faster)
+assert torch.equal(product(70), many)
+print(isa, faster)
+"""
+
+
+def test_many_rows_take_the_isa_that_multiplies_faster():
+    """Processes agree which that is, though each measures: of ranks the tokens would differ."""
+    chosen = {run(PRODUCTS, NPU_ISA="").stdout.strip() for _ in range(5)}
+    isas = npu_ops.native.isas()
+    (isa, faster), *others = [one.split() for one in chosen]
+    assert not others
+    assert isa == npu_ops.native.highest_isa()
+    assert isas.index(faster) <= isas.index(isa)
+
+
 def test_unknown_isa_is_refused():
     result = run("import npu_ops", NPU_ISA="sse9")
     names = ", ".join(npu_ops.native.isas())

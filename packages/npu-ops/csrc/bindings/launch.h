@@ -15,8 +15,11 @@ void launch_bytes(const Tensor& on, const char* name, void (*run)(const void* pa
 template <const auto& kTiers, class Params>
 void launch(const Tensor& on, const char* name, const Params& params) {
   // the tier is asked at each run: one chosen later also serves recorded graphs
-  launch_bytes(on, name, [](const void* p, const Parallel& parallel) { kTiers.chosen()(*static_cast<const Params*>(p), parallel); }, &params,
-               sizeof params);
+  const auto run = [](const void* p, const Parallel& parallel) {
+    const Params& all = *static_cast<const Params*>(p);
+    kTiers.chosen(multiplies(all))(all, parallel);
+  };
+  launch_bytes(on, name, run, &params, sizeof params);
 }
 
 }  // namespace npu_ops

@@ -44,6 +44,7 @@ bool can_run_isa(std::string name) {
   return tier != Tier::count && can_run(tier);
 }
 bool is_emulated() { return !has_instructions_of(current_tier()); }
+std::string product_isa() { return facts_of(product_tier()).name; }
 std::string highest_isa() { return facts_of(highest_tier()).name; }
 
 void bind_device(int64_t launch_table) {
@@ -68,6 +69,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
   m.def("_instructions_of_isa(str name) -> str");
   m.def("_isa_timed_on(str name) -> str");
   m.def("_highest_isa() -> str");
+  m.def("_product_isa() -> str");
   m.def("_can_run_isa(str name) -> bool");
   m.def("_isa_is_emulated() -> bool");
   m.def("_batch_invariant() -> bool");
@@ -81,6 +83,7 @@ STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_instructions_of_isa", TORCH_BOX(&instructions_of_isa));
   m.impl("_isa_timed_on", TORCH_BOX(&isa_timed_on));
   m.impl("_highest_isa", TORCH_BOX(&highest_isa));
+  m.impl("_product_isa", TORCH_BOX(&product_isa));
   m.impl("_can_run_isa", TORCH_BOX(&can_run_isa));
   m.impl("_isa_is_emulated", TORCH_BOX(&is_emulated));
   m.impl("_batch_invariant", TORCH_BOX(&is_batch_invariant));

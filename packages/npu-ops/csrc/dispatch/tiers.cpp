@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstring>
 
+#include "dispatch/batch_invariance.h"
 #include "dispatch/features.h"
+#include "kernels/products/products.h"
 
 namespace npu_ops {
 namespace {
@@ -37,6 +39,19 @@ std::atomic<uint32_t>& in_use() {
   return tiers;
 }
 
+uint32_t fast_at_products(uint32_t tiers) {
+  for (int i = 0; i < kTiers; ++i) {
+    const auto pays = products_pay_tiers.of[i];
+    if (tiers >> i & 1 && pays && !pays()) tiers &= ~(uint32_t{1} << i);
+  }
+  return tiers;
+}
+
+std::atomic<uint32_t>& in_use_for_products() {
+  static std::atomic<uint32_t> tiers{fast_at_products(with(features()))};
+  return tiers;
+}
+
 Tier last_of(uint32_t tiers) {
   int i = kTiers - 1;
   while (!(tiers >> i & 1)) --i;
@@ -46,7 +61,9 @@ Tier last_of(uint32_t tiers) {
 }  // namespace
 
 uint32_t tiers_in_use() { return in_use().load(std::memory_order_relaxed); }
+uint32_t tiers_for_products() { return batch_invariant() ? tiers_in_use() : in_use_for_products().load(std::memory_order_relaxed); }
 Tier current_tier() { return last_of(tiers_in_use()); }
+Tier product_tier() { return last_of(tiers_for_products()); }
 const TierFacts& facts_of(Tier tier) { return kFacts[static_cast<int>(tier)]; }
 Tier highest_tier() { return last_of(with(features())); }
 bool has_instructions_of(Tier tier) { return with(features()) >> static_cast<int>(tier) & 1; }
@@ -61,7 +78,7 @@ Tier tier_of(const char* name) {
 bool set_tier(const char* name) {
   const Tier tier = tier_of(name);
   if (tier == Tier::count || !can_run(tier)) return false;
-  in_use() = with(kNeeds[static_cast<int>(tier)]);
+  in_use() = in_use_for_products() = with(kNeeds[static_cast<int>(tier)]);
   return true;
 }
 

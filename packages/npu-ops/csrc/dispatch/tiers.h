@@ -46,13 +46,24 @@ bool set_tier(const char* name);
 Tier tier_of(const char* name);
 // A bit for each tier in use: that of current_tier, and those which need no other instructions.
 uint32_t tiers_in_use();
+// Of these the ones for calls that multiply more than they read: without those whose products the tier below does faster on this processor
+// (kernels/products), unless set_tier chose. The same as tiers_in_use in batch-invariant mode, which has one way for any number of rows.
+uint32_t tiers_for_products();
+// The last of them.
+Tier product_tier();
+
+// Whether a call with these parameters multiplies more than it reads. A kernel's header tells it of its own, where tiers differ in that.
+template <class Params>
+constexpr bool multiplies(const Params&) {
+  return false;
+}
 
 template <class Function>
 struct Tiers {
   Function* of[kTiers];  // null: no body
 
-  Function& chosen() const {
-    const uint32_t in_use = tiers_in_use();
+  Function& chosen(bool for_products = false) const {
+    const uint32_t in_use = for_products ? tiers_for_products() : tiers_in_use();
     int i = kTiers - 1;
     while (!(in_use >> i & 1 && of[i])) --i;  // the first has every body, and needs nothing
     return *of[i];

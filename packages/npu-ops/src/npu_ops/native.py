@@ -79,6 +79,11 @@ def highest_isa() -> str:
     return torch.ops.npu_ops._highest_isa()
 
 
+def product_isa() -> str:
+    """Instruction set of products of many rows: isa(), or a lower one that was measured to be faster on this processor."""
+    return torch.ops.npu_ops._product_isa()
+
+
 def can_run(name: str) -> bool:
     """Whether set_isa takes `name`: the machine has it, or this build emulates it (NPU_EMULATE_TIERS, for tests)."""
     return torch.ops.npu_ops._can_run_isa(name)

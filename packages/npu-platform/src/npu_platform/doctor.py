@@ -275,7 +275,9 @@ def _ops() -> Iterator[Finding]:
     elif hasattr(torch.ops.npu_ops, "_isa"):
         isa, best = torch.ops.npu_ops._isa(), torch.ops.npu_ops._highest_isa()
         emulated = ", emulated in a build for tests" if torch.ops.npu_ops._isa_is_emulated() else ""
-        detail = f"{isa}{emulated} (NPU_ISA; the best that this machine and this build have is {best})"
+        products = torch.ops.npu_ops._product_isa()
+        faster = "" if products == isa else f", for many rows {products}, which this processor multiplies faster in"
+        detail = f"{isa}{emulated}{faster} (NPU_ISA; the best that this machine and this build have is {best})"
         yield Finding("ops", "kernels", detail)
     for op in known:
         yield Finding("ops", op.name, f"on npu: {op.npu}; on cpu: {op.cpu}")

@@ -147,7 +147,11 @@ def instruction_sets() -> list[InstructionSet]:
     names = native._isas().split() if hasattr(native, "_isas") else []
 
     def here(name: str) -> str:
-        return "in use" if name == native._isa() else "can run" if native._can_run_isa(name) else "cannot run"
+        if name == native._isa():
+            return "in use"
+        if name == native._product_isa():
+            return "in use for many rows"
+        return "can run" if native._can_run_isa(name) else "cannot run"
 
     return [
         InstructionSet(name, native._instructions_of_isa(name), native._isa_timed_on(name) or None, here(name))

@@ -36,6 +36,11 @@ struct AttentionParams {
   int64_t key_scale_block, key_scale_head, key_scale_token, value_scale_block, value_scale_head, value_scale_token;
 };
 
+// So many queries meet each key, on average: with fewer, attention waits for the cache.
+__attribute__((always_inline)) constexpr bool multiplies(const AttentionParams& p) {
+  return p.dtype == Dtype::bf16 && p.tokens * p.query_heads >= 8 * p.requests * p.kv_heads;
+}
+
 NPU_KERNEL(attention, AttentionParams)
 
 }  // namespace npu_ops

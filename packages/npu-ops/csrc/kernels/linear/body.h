@@ -24,8 +24,10 @@ namespace {
 
 // Up to here products along rows.
 template <class T>
-#if defined(NPU_AVX512)
+#if defined(NPU_AVX512_BF16)
 constexpr int64_t kFewRows = 12;
+#elif defined(NPU_AVX512)
+constexpr int64_t kFewRows = __is_same(T, bf16) ? 24 : 12;
 #elif defined(__AVX2__)
 constexpr int64_t kFewRows = __is_same(T, bf16) ? 64 : 18;  // shifts widen a weight row as fast as a packed panel
 #else

@@ -23,6 +23,9 @@ __attribute__((always_inline)) inline LinearParams some_rows(LinearParams p, int
   return p;
 }
 
+// Fewer rows wait for the weights.
+__attribute__((always_inline)) constexpr bool multiplies(const LinearParams& p) { return p.dtype == Dtype::bf16 && p.m > 12; }
+
 NPU_KERNEL(linear, LinearParams)
 // Whether torch's own linear is the faster one for this shape.
 NPU_IN_EACH_TIER(linear_prefers_torch, bool, const LinearParams&)

@@ -55,6 +55,11 @@ constexpr int64_t kFewTokens = 12;
 
 constexpr int64_t kSliceRows = 16, kActivatedStep = 32;  // of tiles
 
+// Experts with fewer tokens each, on average, wait for their weights.
+__attribute__((always_inline)) constexpr bool multiplies(const FusedExpertsParams& p) {
+  return p.dtype == Dtype::bf16 && p.tokens * p.top_k > kFewTokens * p.global_experts;
+}
+
 NPU_KERNEL(select_experts, SelectExpertsParams)
 NPU_KERNEL(fused_experts, FusedExpertsParams)
 
