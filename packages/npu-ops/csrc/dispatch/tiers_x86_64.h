@@ -8,7 +8,9 @@
 #define NPU_TIERS(X, ...)                                                                                                                    \
   X(scalar, every, "", "AMD Zen 3", __VA_ARGS__)                                                                                             \
   X(avx2, every, "avx2 fma f16c", "AMD Zen 3", __VA_ARGS__)                                                                                  \
-  X(avx512, some, "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni", "AMD Zen 4, Zen 5", __VA_ARGS__)                            \
-  X(avx512_bf16, some, "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni avx512vbmi avx512bf16", "AMD Zen 4, Zen 5", __VA_ARGS__) \
+  X(avx512, some, "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni",                                                             \
+    "AMD Zen 4, Zen 5, Intel Xeon of the fifth generation with its tiles hidden", __VA_ARGS__)                                               \
+  X(avx512_bf16, some, "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni avx512vbmi avx512bf16",                                  \
+    "AMD Zen 4, Zen 5, Intel Xeon of the fifth generation with its tiles hidden", __VA_ARGS__)                                               \
   X(amx, some, "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni avx512vbmi avx512bf16 amx_tile amx_bf16 amx_int8",               \
     "Intel Xeon with AMX, since 2026-11-22", __VA_ARGS__)

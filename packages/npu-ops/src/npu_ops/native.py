@@ -80,7 +80,7 @@ def highest_isa() -> str:
 
 
 def product_isa() -> str:
-    """Instruction set of products of many rows: isa(), or a lower one that was measured to be faster on this processor."""
+    """Instruction set of products of many rows: isa(), or a lower one that was measured to be faster here."""
     return torch.ops.npu_ops._product_isa()
 
 
