@@ -1,5 +1,6 @@
-// Copies into the memory that ranks share, past the caches: a line that another core has just written, or still holds, is
-// slower to come by than one of the memory, on processors whose cores have no common cache ten times.
+// Copies into the memory that ranks share. On processors whose cores have no common cache they go past the caches: a line that
+// another core has just written, or still holds, is up to ten times slower to come by there than one of the memory. On Intel's all
+// cores of a socket have one, and the way through it is the faster one.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,14 @@ namespace npu {
 
 void copy_bytes(void* to, const void* from, size_t bytes);
 
-// Written to memory, not to this core's caches, but for a few bytes.
-void copy_past_caches(void* to, const void* from, size_t bytes);
+// Into a slot that other ranks read next.
+void copy_into_slot(void* to, const void* from, size_t bytes);
 
 // The same, and to a second place as any copy, reading once.
+void copy_into_slot_and_to(void* to, void* also_to, const void* from, size_t bytes);
+
+// Written to memory, not to this core's caches, but for a few bytes.
+void copy_past_caches(void* to, const void* from, size_t bytes);
 void copy_past_caches_and_to(void* to, void* also_to, const void* from, size_t bytes);
 
 }  // namespace npu

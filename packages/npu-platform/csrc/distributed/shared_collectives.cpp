@@ -48,13 +48,16 @@ void in_pieces(size_t total, size_t step, Piece piece) {
 
 // Begins an exchange with what this rank gives, as many bytes as the others.
 void contribute(const SharedCall& call, const void* from, size_t bytes) {
-  copy_past_caches(call.segment.begin(bytes, call.deadline), from, bytes);
+  copy_into_slot(call.segment.begin(bytes, call.deadline), from, bytes);
 }
 
 size_t slot_elements(const Reduction& what) { return SharedSegment::kSlotBytes / c10::elementSize(what.dtype); }
 
 // From so many bytes on, three ranks or more each sum a part for all of them: one would read all that the others have.
 constexpr size_t kBytesInParts = size_t(32) << 10;
+
+// Of an all-reduce of two ranks at a time: a rank's own part is still in its L2 when it is added to.
+constexpr size_t kPieceBytes = size_t(256) << 10;
 
 // What is gathered, from so many bytes on, goes past the caches, too: nobody would find its beginning there.
 constexpr size_t kBytesPastCaches = size_t(8) << 20;
@@ -72,7 +75,7 @@ void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes da
     const size_t bytes = first(own + 1) - first(own);
     const Bytes mine = piece + first(own);
     reduce(what.dtype, what.op, await_all(call, first(own), mine), mine, int64_t(bytes / item));
-    copy_past_caches(call.segment.begin(share * item, call.deadline), mine, bytes);  // the last share may be shorter
+    copy_into_slot(call.segment.begin(share * item, call.deadline), mine, bytes);  // the last share may be shorter
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (rank != own) copy_bytes(piece + first(rank), call.segment.await(int(rank), call.deadline), first(rank + 1) - first(rank));
@@ -86,7 +89,7 @@ void shared_all_reduce(const SharedCall& call, const Reduction& what, Bytes data
   const size_t item = c10::elementSize(what.dtype);
   if (call.segment.size() > 2 && size_t(what.count) * item >= kBytesInParts) return all_reduce_in_parts(call, what, data);
   const ExchangeLabel label = label_of(call, what);
-  in_pieces(size_t(what.count), slot_elements(what), [&](size_t begin, size_t end) {
+  in_pieces(size_t(what.count), kPieceBytes / item, [&](size_t begin, size_t end) {
     const Bytes piece = data + begin * item;
     contribute(call, piece, (end - begin) * item);
     call.segment.arrive(label);
@@ -112,7 +115,7 @@ void shared_reduce_scatter(const SharedCall& call, const Reduction& what, c10::A
   in_pieces(size_t(what.count), slot_elements(what) / ranks, [&](size_t begin, size_t end) {
     const size_t bytes = (end - begin) * item;
     Bytes slot = call.segment.begin(ranks * bytes, call.deadline);
-    for (size_t rank = 0; rank < ranks; ++rank) copy_past_caches(slot + rank * bytes, inputs[rank] + begin * item, bytes);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_into_slot(slot + rank * bytes, inputs[rank] + begin * item, bytes);
     call.segment.arrive(label);
     reduce(what.dtype, what.op, await_all(call, size_t(call.segment.rank()) * bytes), output + begin * item,
            int64_t(end - begin));
@@ -124,7 +127,7 @@ void shared_broadcast(const SharedCall& call, Bytes data, size_t bytes, int root
   const bool is_root = call.segment.rank() == root;
   in_pieces(bytes, SharedSegment::kSlotBytes, [&](size_t begin, size_t end) {
     Bytes slot = call.segment.begin(end - begin, call.deadline);
-    if (is_root) copy_past_caches(slot, data + begin, end - begin);
+    if (is_root) copy_into_slot(slot, data + begin, end - begin);
     call.segment.arrive(label);
     if (!is_root) copy_bytes(data + begin, call.segment.await(root, call.deadline), end - begin);
   });
@@ -139,9 +142,9 @@ void shared_all_gather(const SharedCall& call, ConstBytes input, c10::ArrayRef<B
     auto length = [&](size_t rank) { return std::min(end, sizes[rank]) - std::min(begin, sizes[rank]); };
     const Bytes slot = call.segment.begin(end - begin, call.deadline);
     if (in_place || is_large) {
-      copy_past_caches(slot, input + begin, length(own));
+      copy_into_slot(slot, input + begin, length(own));
     } else {
-      copy_past_caches_and_to(slot, outputs[own] + begin, input + begin, length(own));
+      copy_into_slot_and_to(slot, outputs[own] + begin, input + begin, length(own));
     }
     call.segment.arrive(label);
     if (!in_place && is_large) copy_past_caches(outputs[own] + begin, input + begin, length(own));
@@ -169,7 +172,7 @@ void shared_scatter(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs, By
   in_pieces(bytes, SharedSegment::kSlotBytes / ranks, [&](size_t begin, size_t end) {
     const size_t part = end - begin;
     Bytes slot = call.segment.begin(ranks * part, call.deadline);
-    for (size_t rank = 0; rank < inputs.size(); ++rank) copy_past_caches(slot + rank * part, inputs[rank] + begin, part);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) copy_into_slot(slot + rank * part, inputs[rank] + begin, part);
     call.segment.arrive(label);
     copy_bytes(output + begin, call.segment.await(root, call.deadline) + own * part, part);
   });
@@ -195,7 +198,7 @@ void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs,
     auto from = [&](size_t size) { return std::min(begin, size); };
     auto length = [&](size_t size) { return std::min(end, size) - from(size); };
     Bytes slot = call.segment.begin(ranks * step, call.deadline);
-    for (size_t rank = 0; rank < ranks; ++rank) copy_past_caches(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
+    for (size_t rank = 0; rank < ranks; ++rank) copy_into_slot(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       ConstBytes theirs = call.segment.await(int(rank), call.deadline) + own * step;
