@@ -9,37 +9,30 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from tests.support.server import READY_TIMEOUT, demo_server, metric, until
+from tests.support.disaggregated import (
+    COMPLETIONS,
+    PREFILL,
+    PROMPTS,
+    TOKENS,
+    Pair,
+    ask,
+    hits,
+    prefill,
+    serve_both,
+    text,
+)
 from tests.support.stores import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from npu_platform.demo.server import Server
-
 pytest.importorskip("nixl")
-
-COMPLETIONS = "/v1/completions"
-PROMPTS = [" ".join(str((7 * i + j) % 90 + 10) for j in range(120)) for i in range(4)]
-TOKENS = 24
-PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
-
-
-class Pair(NamedTuple):
-    """A prefill server, a decode server, and the proxy's URL."""
-
-    prefill: Server
-    decode: Server
-    proxy: str
 
 
 def transfer_config(role: str, **more: Any) -> str:
@@ -47,54 +40,26 @@ def transfer_config(role: str, **more: Any) -> str:
 
 
 @contextlib.contextmanager
-def proxied(prefill: Server, decode: Server) -> Iterator[str]:
-    port = free_port()
-    servers = ["--prefill", prefill.url, "--decode", decode.url, "--port", str(port)]
-    process = subprocess.Popen([sys.executable, "-m", "npu_kvconnector.p2p.proxy", *servers])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        assert until(lambda: _answers(f"{url}/health"), 60)
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(url, trust_env=False).status_code == 200
-    return False
-
-
-@contextlib.contextmanager
-def serve_pair(
-    folder: Path, connector: dict[str, Any], *, devices: tuple[int, int] = (1, 1), **more: Any
-) -> Iterator[Pair]:
+def serve_pair(folder: Path, connector: dict[str, Any], *, devices: tuple[int, int] = (1, 1)) -> Iterator[Pair]:
     """Start both servers at a time, and the proxy."""
-    with contextlib.ExitStack() as stack:
-        servers = []
-        for role, count in zip(("kv_producer", "kv_consumer"), devices, strict=True):
-            place = folder / role
-            place.mkdir()
-            port = free_port()
-            options = dict(connector)
-            if "extra" in options:
-                extra = options.pop("extra")
-                options["kv_connector_extra_config"] = extra | (
-                    {"peers": ["127.0.0.1"]} if role == "kv_consumer" else {}
-                )
-            environ = {
+    arguments, environs = [], []
+    for role, count in zip(("kv_producer", "kv_consumer"), devices, strict=True):
+        options = dict(connector)
+        if "extra" in options:
+            extra = options.pop("extra")
+            options["kv_connector_extra_config"] = extra | ({"peers": ["127.0.0.1"]} if role == "kv_consumer" else {})
+        environs.append(
+            {
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
                 "NPU_SIMULATOR_DEVICES": str(count),
                 "NPU_SIMULATOR_MEMORY": "2GiB",
             }
-            arguments = ["--kv-transfer-config", transfer_config(role, **options), "-tp", str(count), "--enforce-eager"]
-            arguments += ["--no-enable-prefix-caching"] if role == "kv_consumer" else []
-            servers.append(stack.enter_context(demo_server(place, *arguments, **environ)))
-        for server in servers:
-            server.wait_until_ready(READY_TIMEOUT)
-        yield Pair(*servers, stack.enter_context(proxied(*servers)))
+        )
+        own = ["--kv-transfer-config", transfer_config(role, **options), "-tp", str(count), "--enforce-eager"]
+        arguments.append([*own, *(["--no-enable-prefix-caching"] if role == "kv_consumer" else [])])
+    with serve_both(folder, *arguments, *environs) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")
@@ -110,29 +75,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, secret: Path) -> Iterator[Pai
     ours = {"kv_connector": "NPUNixlConnector", "extra": {"secret_file": str(secret), "deadline": 2.0}}
     with serve_pair(tmp_path_factory.mktemp("pair"), ours) as servers:
         yield servers
-
-
-def ask(url: str, model: str, prompt: str, **more: Any) -> dict[str, Any]:
-    body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | more
-    answer = httpx.post(url + COMPLETIONS, json=body, timeout=120, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
-
-
-def text(server: Server, prompt: str, **more: Any) -> str:
-    return str(ask(server.url, server.name, prompt, **more)["choices"][0]["text"])
-
-
-def prefill(pair: Pair, prompt: str) -> dict[str, Any]:
-    """Have a prompt computed, and return where its blocks are."""
-    answer = ask(pair.prefill.url, pair.prefill.name, prompt, max_tokens=1, kv_transfer_params=PREFILL)
-    params: dict[str, Any] = answer["kv_transfer_params"]
-    return params
-
-
-def hits(server: Server) -> float:
-    return metric(server, EXTERNAL_HITS)
 
 
 def check_tokens(pair: Pair) -> None:

@@ -98,6 +98,18 @@ SETTINGS = {
         "locality",
     },
     "npu_kvconnector.p2p.config.P2PConfig": {"secret_file", "peers", "deadline"},
+    "npu_kvconnector.tiers.tcp.config.TcpConfig": {
+        "secret_file",
+        "peers",
+        "host",
+        "port",
+        "bytes",
+        "unbound_store_timeout_s",
+        "deadline",
+        "pending_bytes",
+        "namespace",
+        "revision",
+    },
     "npu_statlogger.config.StatLoggerConfig": STATISTICS,
 }
 PUBLIC = {

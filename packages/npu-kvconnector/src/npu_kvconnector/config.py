@@ -145,11 +145,20 @@ class OffloadConfig:
         return GuardConfig.parse({**self.guard, **own} if isinstance(own, dict) else own)
 
     def for_vllm(self) -> dict[str, Any]:
-        """Return the options as vLLM's frame reads them: a deep copy, without those left open."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """Return the options as vLLM's frame reads them: a deep copy, without those left open.
+
+        Raises:
+            OptionError: a p2p tier asks for a transport that is not there, or has options of another.
+        """
+        options = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if any(tier["type"].startswith("p2p") for tier in self.secondary_tiers):
+            from npu_kvconnector.tiers.tcp.config import choose_transport  # which asks vLLM for NIXL
+
+            options["secondary_tiers"] = [choose_transport(tier, self.guard) for tier in options["secondary_tiers"]]
+        return options
 
 
-def parse_bytes(value: object) -> int:
+def parse_bytes(value: object, name: str = "cpu_bytes_to_use") -> int:
     """Return a number of bytes from 4294967296, "4294967296", "4GiB" or "4.5 GB".
 
     Raises:
@@ -159,7 +168,7 @@ def parse_bytes(value: object) -> int:
         return int(value)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", value.upper()) if isinstance(value, str) else None
     if match is None:
-        msg = f'cpu_bytes_to_use must be bytes or a size such as "4GiB", not {value!r}'
+        msg = f'{name} must be bytes or a size such as "4GiB", not {value!r}'
         raise OptionError(msg)
     return int(float(match[1]) * _UNITS[match[2]])
 

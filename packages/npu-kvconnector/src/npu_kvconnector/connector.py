@@ -76,7 +76,7 @@ class NPUOffloadConnector(OffloadingConnector):
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Return False: no layer waits for a transfer. Where vLLM asks, mistakes show before the model loads."""
-        OffloadConfig.parse(extra_config)
+        OffloadConfig.parse(extra_config).for_vllm()
         return False
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "NPUTieringSpec"]
 
+logger = init_logger("vllm.npu_kvconnector")
+
 TIERS = {
     "durable": ("npu_kvconnector.tiers.durable.manager", "DurableTierManager"),
     "remote": ("npu_kvconnector.tiers.remote.manager", "RemoteTierManager"),
+    "p2p_tcp": ("npu_kvconnector.tiers.tcp.manager", "TcpTierManager"),
 }
 """The types of secondary tier that this package brings."""
 
@@ -127,6 +131,8 @@ class NPUTieringSpec(TieringOffloadingSpec):
         """Return a tier of ``secondary_tiers`` behind its guard."""
         options = dict(self.secondary_tier_configs[number])
         guard = GuardConfig.parse({**self.extra_config.get("guard", {}), **options.pop("guard", {})})
+        if options["type"] == "p2p":
+            logger.info("P2P tier: vLLM's own, over NIXL, unencrypted")  # ours over TCP says so itself
         tier = SecondaryTierFactory.create_secondary_tier(options, host.get_kv_memoryview(), self)
         return GuardedTier(
             tier,

@@ -6,7 +6,7 @@ Runs in the scheduler. The host tier's chunks are indexed by vLLM's own manager;
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.logger import init_logger
@@ -149,6 +149,14 @@ class TierManager(TieringOffloadingManager):
         """Forget a request."""
         self._without_tiers.discard(req_context.req_id)
         super().on_request_finished(req_context, exclude_tier_idx=exclude_tier_idx)
+
+    def transfer_params(self, req_context: ReqContext) -> dict[str, Any] | None:
+        """Return what the answer to a request says of where its blocks may be fetched, if a tier holds them."""
+        for tier in self._tiers:
+            params = tier.transfer_params(req_context)
+            if params is not None:
+                return params
+        return None
 
     def reset_cache(self) -> None:
         """Forget all chunks of the host tier; those that a tier does not give back are not used again."""

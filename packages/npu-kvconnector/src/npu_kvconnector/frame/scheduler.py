@@ -58,9 +58,13 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         return tokens, is_async
 
     def request_finished(self, request: Request, *arguments: Any, **more: Any) -> Any:
-        """Forget a request, of which transfers may go on."""
+        """Forget a request, of which transfers may go on; say where its blocks may be fetched, if a tier holds them."""
         self._waits.pop(request.request_id, None)
-        return super().request_finished(request, *arguments, **more)
+        status = self._req_status.get(request.request_id)
+        is_kept, params = super().request_finished(request, *arguments, **more)
+        if params is None and status is not None and request.kv_transfer_params:
+            params = self.manager.transfer_params(status.req_context)
+        return is_kept, params
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """Return what the workers are to do in this step."""

@@ -156,6 +156,11 @@ class GuardedTier(SecondaryTierManager):
         if self.loads.state is BreakerState.CLOSED:
             self._call("touch", lambda: self.tier.touch(keys, req_context), None, self.loads)
 
+    def transfer_params(self, req_context: ReqContext) -> dict[str, Any] | None:
+        """Return what the tier says of where a request's blocks may be fetched; most tiers have nothing to say."""
+        make = getattr(self.tier, "transfer_params", None)
+        return None if make is None else self._call("transfer_params", lambda: make(req_context), None, self.stores)
+
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Tell the tier of a request; return how it wants it offloaded."""
         return self._call(
