@@ -250,14 +250,16 @@ def test_adapters_and_salts_have_chunks_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_engine_of_other_parallelism_loads_canonical_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("canonical", [True, False], ids=["canonical", "direct"])
+def test_an_engine_of_other_parallelism_loads_canonical_chunks_and_no_others(canonical: bool, tmp_path: Path) -> None:
     prompts = models.prompt_token_ids([PROMPT] * 2, seed=5)
     tier = {"type": "fs", "root_dir": str(tmp_path / "tier")}
     answers = []
     for devices in (2, 1):
         case = Case(model="llama", devices=devices, engine={"tensor_parallel_size": devices}, tier=tier)
-        answers.append(run_scenario(case, tmp_path, [[one] for one in prompts], canonical=True))
-    assert [one[0]["cached"] for one in answers[1]["rounds"]] == [(PROMPT - 1) // BLOCK * BLOCK] * 2
+        answers.append(run_scenario(case, tmp_path, [[one] for one in prompts], canonical=canonical))
+    loaded = (PROMPT - 1) // BLOCK * BLOCK if canonical else 0
+    assert [one[0]["cached"] for one in answers[1]["rounds"]] == [loaded] * 2
     assert [tokens(answers[1], number) for number in range(2)] == [tokens(answers[0], number) for number in range(2)]
 
 

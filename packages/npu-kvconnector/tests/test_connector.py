@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from vllm.v1.kv_offload.config import (
 from npu_kvconnector import register
 from npu_kvconnector.compat import recompute_failed_loads
 from npu_kvconnector.config import GuardConfig
-from npu_kvconnector.connector import NPUOffloadConnector
+from npu_kvconnector.connector import NPUOffloadConnector, as_laid_out_here
 from npu_kvconnector.errors import CapacityError, OptionError, UnsupportedError
+from npu_kvconnector.fingerprint import fingerprint
 from npu_kvconnector.spec import NPUTieringSpec
 
 NO_CACHE = KVCacheConfig(num_blocks=0, kv_cache_tensors=[], kv_cache_groups=[])
@@ -104,6 +106,20 @@ def test_a_tier_that_cannot_be_made_leaves_nothing_behind() -> None:
     with pytest.raises(TypeError, match="no_such_option"):
         spec.get_manager()
     assert not list(Path("/dev/shm").glob(f"*{spec.config.engine_id}*"))
+
+
+def test_chunks_of_other_sizes_are_shared_in_the_canonical_layout_alone() -> None:
+    """vLLM's `fs`, `obj` and `p2p` tiers share what is called portable, and ours what has one fingerprint."""
+    config = offloading_config(1 << 20)
+    called = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, is_parallelism_agnostic=True))
+    canonical = dataclasses.replace(called, canonical_layout=True, kv_cache_layout="BLNHC")
+    assert not as_laid_out_here(called).parallel.is_parallelism_agnostic
+    assert as_laid_out_here(canonical).parallel.is_parallelism_agnostic
+    one = dataclasses.replace(called.parallel, tp_size=1, world_size=1)
+    for each, is_shared in ((called, False), (canonical, True)):
+        sizes = (as_laid_out_here(each), as_laid_out_here(dataclasses.replace(each, parallel=one)))
+        prints = {fingerprint(size, block_bytes=4096, revision="r") for size in sizes}
+        assert len(prints) == (1 if is_shared else 2)
 
 
 def test_tiers_are_guarded_with_their_own_settings_first() -> None:

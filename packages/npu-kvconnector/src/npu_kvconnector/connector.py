@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PromMetricT,
     )
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.config import OffloadingConfig
 
 __all__ = ["NPUOffloadConnector"]
 
@@ -54,7 +55,7 @@ class NPUOffloadConnector(OffloadingConnector):
         framed = _with_spec(vllm_config)
         # Not OffloadingConnector's, which makes halves that end the engine where a job fails.
         KVConnectorBase_V1.__init__(self, framed, role, kv_cache_config)
-        config = build_offloading_config(framed, kv_cache_config)
+        config = as_laid_out_here(build_offloading_config(framed, kv_cache_config))
         self._canonical_layout = config.canonical_layout
         spec = OffloadingSpecFactory.create_spec(config)
         self.connector_scheduler: RecoveringScheduler | None = None
@@ -107,6 +108,19 @@ def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
         kv_connector_extra_config=options.for_vllm() | {"spec_name": _SPEC},
     )
     return framed
+
+
+def as_laid_out_here(config: OffloadingConfig) -> OffloadingConfig:
+    """Return vLLM's description of a deployment, with what our worker does differently put right.
+
+    vLLM calls a model's chunks portable where all ranks' bytes, one rank after another, are those of any number of
+    ranks. Tiers share such chunks between engines of different sizes. Our worker lays out all layers of a rank before
+    the next rank's, so its chunks are portable in the canonical layout alone; others would be taken for what they are
+    not, and a checksum does not notice that.
+    """
+    if config.canonical_layout or not config.parallel.is_parallelism_agnostic:
+        return config
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, is_parallelism_agnostic=False))
 
 
 def _refuse_unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
