@@ -107,6 +107,7 @@ SETTINGS = {
         "unbound_store_timeout_s",
         "deadline",
         "pending_bytes",
+        "num_threads",
         "namespace",
         "revision",
     },

@@ -50,6 +50,7 @@ def test_sizes_and_peers_are_read() -> None:
         ({"peers": "10.0.0.7"}, "peers must be a list"),
         ({"peers": [7]}, "peers must be a list"),
         ({"unbound_store_timeout_s": -1}, "unbound_store_timeout_s"),
+        ({"num_threads": 0}, "num_threads"),
         ({"backends": ["UCX"]}, '"transport": "nixl"'),
     ],
 )

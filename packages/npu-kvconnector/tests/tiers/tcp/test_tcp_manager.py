@@ -227,6 +227,18 @@ def test_a_request_that_waits_for_its_turn_keeps_its_blocks(serve: Serve, monkey
     assert until(lambda: prefill.tier._exchange.outbox.used_bytes == 0)
 
 
+def test_one_bad_block_among_many_parts_is_one_failure(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npu_kvconnector.tiers.tcp.exchange._PART_BYTES", BLOCK)
+    prefill, decode = serve(), serve({"num_threads": 3})
+    params = prefill.compute(*NUMBERS)
+    records_of(prefill)[0][500] ^= 1
+    request = decode.begin(params)
+    assert decode.lookup(request, *NUMBERS) == [True] * 20
+    assert not decode.load(request, *NUMBERS)[0].success
+    assert decode.counts()["failures"] == 1
+    assert decode.fetch(prefill.compute(*NUMBERS), *NUMBERS)[0] == [True] * 20
+
+
 @pytest.mark.parametrize("when", ["asked", "loading"])
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_peer_that_stalls_or_dies_is_a_miss_in_time(

@@ -1,7 +1,8 @@
-"""Peer: one server that blocks are fetched from, with its connection, deadlines and circuit breaker.
+"""Peer: one server that blocks are fetched from, with its connections, deadlines and circuit breaker.
 
-Runs in one event loop. A connection that fails in any way is given up with all that was asked on it, and the next
-question opens another: so no answer is ever taken for that to another question.
+Runs in one event loop. Connections are used in turn, since each is encrypted by one thread. When one fails in any way,
+all are given up with what was asked on them, and the next question opens another: so no answer is ever taken for that
+to another question.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Peer:
         keys: ChannelKeys,
         kind: Kind,
         *,
+        connections: int,
         deadline: float,
         block_bytes: int,
         note: Callable[[], None],
@@ -66,6 +68,7 @@ class Peer:
             address: "host:port".
             keys: of the channel, of the servers that share a secret.
             kind: of the blocks here.
+            connections: how many are used in turn.
             deadline: seconds for an answer.
             block_bytes: of a sealed block at most; longer frames end the connection.
             note: called at each failure.
@@ -78,8 +81,10 @@ class Peer:
         self._longest = max(block_bytes, messages.LONGEST_ASK)
         self._note = note
         self._breaker = CircuitBreaker(_PATIENCE)
-        self._connection: _Connection | None = None
+        self._connections: list[_Connection | None] = [None] * connections
+        self._next = itertools.cycle(range(connections))
         self._refusal = ""
+        self._given_up = 0  # how often all connections were
 
     @property
     def is_left_alone(self) -> bool:
@@ -120,24 +125,28 @@ class Peer:
         self._failed(reason)
 
     def close(self) -> None:
-        """Give the connection up."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close("the connection was given up")
+        """Give the connections up."""
+        self._given_up += 1
+        for place, connection in enumerate(self._connections):
+            self._connections[place] = None
+            if connection is not None:
+                connection.close("the connection was given up")
 
     async def _ask(self, question: Callable[[int], Any]) -> tuple[Any, list[Buffer]]:
         if self.is_left_alone:
             msg = f"{self.address} is left alone for a while"
             raise StoreError(msg)
         self._breaker.begin()
+        given_up = self._given_up
         try:
             async with asyncio.timeout(self._deadline):
                 answer, frames = await self._connected().ask(question)
-        except TimeoutError:
-            reason = f"no answer in {self._deadline} s"
-            raise self._failed(reason) from None
-        except (StoreError, zmq.ZMQError) as error:
-            raise self._failed(str(error)) from error
+        except (StoreError, TimeoutError, zmq.ZMQError) as error:
+            reason = str(error) or f"no answer in {self._deadline} s"
+            if self._given_up != given_up:  # for another question, which was counted
+                msg = f"{self.address}: {reason}"
+                raise StoreError(msg) from error
+            raise self._failed(reason) from error
         if isinstance(answer, Refused):
             raise self._failed(_differences(answer, self._kind))
         return answer, frames
@@ -149,9 +158,12 @@ class Peer:
                     await self._connected().send(message)
 
     def _connected(self) -> _Connection:
-        if self._connection is None or self._connection.is_closed:
-            self._connection = _Connection(self._context, self.address, self._keys, self._longest)
-        return self._connection
+        place = next(self._next)
+        connection = self._connections[place]
+        if connection is None or connection.is_closed:
+            connection = _Connection(self._context, self.address, self._keys, self._longest)
+            self._connections[place] = connection
+        return connection
 
     def _failed(self, reason: str) -> StoreError:
         """Give the connection up, count, tell a new reason once; return the error to raise."""

@@ -20,7 +20,7 @@ TCP_TIER = "p2p_tcp"
 
 TRANSPORTS = ("nixl", "tcp")
 
-_OF_NIXL = ("backends", "num_threads")
+_OF_NIXL = ("backends",)
 _OF_ANY_TIER = ("type", "transport", "guard", "backpressure")
 _HIGHEST_PORT = 65_535
 _LOAD_SECONDS = 30.0  # for all blocks of a prompt; each part of them has its deadline
@@ -30,12 +30,13 @@ _NUMBERS: dict[str, tuple[type, float]] = {
     "bytes": (int, 1),
     "pending_bytes": (int, 1),
     "unbound_store_timeout_s": (float, 0.1),
+    "num_threads": (int, 1),
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TcpConfig:
-    """The options; `host`, `port` and `unbound_store_timeout_s` are those of vLLM's own p2p tier."""
+    """The options; `host`, `port`, `num_threads` and `unbound_store_timeout_s` are those of vLLM's own p2p tier."""
 
     secret_file: str
     """A file of at least 16 bytes that the servers and nobody else can read; keys, names and seals derive from it."""
@@ -53,6 +54,8 @@ class TcpConfig:
     """Seconds that an answer may take, or a part of the blocks; what has not come by then is computed."""
     pending_bytes: int = 64 * 2**20
     """Bytes of blocks asked for at a time, of all peers together."""
+    num_threads: int = 2
+    """Threads that encrypt and carry blocks, and connections to a peer; each moves about 0.3 GB/s."""
     namespace: str = ""
     """Keeps blocks of one model apart, for instance of two teams."""
     revision: str = ""
@@ -170,7 +173,7 @@ def choose_transport(tier: Mapping[str, Any], guard: Mapping[str, Any]) -> dict[
 
 def _refuse_keys_of_tcp(own: Mapping[str, Any]) -> None:
     """Refuse what vLLM's tier would read over without a word, such as a secret that it does not use."""
-    shared = ("host", "port", "unbound_store_timeout_s")
+    shared = ("host", "port", "num_threads", "unbound_store_timeout_s")
     names = [field.name for field in dataclasses.fields(TcpConfig) if field.name not in shared]
     wrong = [name for name in own if name in names]
     if wrong:

@@ -70,6 +70,7 @@ class Exchange:
         self.outbox = Outbox(config.bytes, config.unbound_store_timeout_s)
         self.peers: dict[str, Peer] = {}
         self._deadline = config.deadline
+        self._num_threads = config.num_threads
         self._keys = ChannelKeys.derive(secret)
         self._realm = realm
         self._kind = kind
@@ -89,7 +90,7 @@ class Exchange:
         Raises:
             OptionError: the address cannot be listened on.
         """
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.asyncio.Context(self._num_threads)
         address = f"tcp://{_numeric(host)}:{port}"
         try:
             self._server = BlockServer(self._context, address, self._keys, self.outbox, self._kind, self._count)
@@ -235,6 +236,7 @@ class Exchange:
                 source.address,
                 self._keys,
                 self._kind,
+                connections=self._num_threads,
                 deadline=self._deadline,
                 block_bytes=HEADER_BYTES + self._block_bytes,
                 note=lambda: self._count("failures", 1),
