@@ -42,6 +42,12 @@ class NPUPlatform(Platform):
     ray_noset_device_env_vars: ClassVar[list[str]] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]
     simple_compile_backend = "eager"
 
+    def __init__(self) -> None:
+        """Register the attention backends' names: an ``AttentionConfig`` that names one may come before an engine."""
+        from npu_platform.attention.registration import register_attention_backend
+
+        register_attention_backend()
+
     # --- the device -------------------------------------------------------------------------------------------
 
     @classmethod
@@ -124,14 +130,12 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        """Choose the model runner and register the attention backend's name before the configuration is parsed."""
-        from npu_platform.attention.registration import register_attention_backend
+        """Choose the model runner before the configuration is parsed, and remember what the user gave for it."""
         from npu_platform.batch_sizes import remember_what_the_user_gave
 
         config.select_v1_runner()
         if config.triton_for_vllm():
             triton_models.register_models()
-        register_attention_backend()
         remember_what_the_user_gave()
 
     @classmethod
