@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +12,18 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.platform import NPUPlatform
+
+# As a command of vLLM that prints JSON, and then one that makes an engine.
+COMMANDS = """
+from vllm.config import LoggingConfig
+from vllm.logger import configure_logging
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+configure_logging(LoggingConfig())
+current_platform.pre_register_and_update(FlexibleArgumentParser())
+print("{}")
+current_platform.pre_register_and_update()
+"""
 
 # Default value -> why it is right for npu.
 RIGHT_BY_DEFAULT = {
@@ -131,6 +145,13 @@ def test_device_rows_agree_with_torch_npu() -> None:
     before = NPUPlatform.get_current_memory_usage()
     held = torch.empty(1 << 20, dtype=torch.uint8, device="npu")
     assert NPUPlatform.get_current_memory_usage() - before == held.nbytes
+
+
+def test_the_platform_says_that_it_is_there_with_an_engine_and_not_before_a_commands_json() -> None:
+    done = subprocess.run([sys.executable, "-c", COMMANDS], capture_output=True, text=True, check=True)
+    json, _, log = done.stdout.partition("\n")
+    assert json == "{}"
+    assert "the npu platform activates: " in log
 
 
 def test_platform_attributes_fall_through_to_torch_npu() -> None:

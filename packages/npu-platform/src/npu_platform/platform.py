@@ -118,8 +118,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def log_warnings(cls) -> None:
-        """Say that the platform is active and what ``VLLM_PLUGINS`` leaves out; vLLM calls this once logging is up."""
-        logger.info("%s", activation.decide().reason)
+        """Say what ``VLLM_PLUGINS`` leaves out, and no more: vLLM calls this before commands that print JSON, too."""
         missing = activation.missing_plugins()
         if missing:
             logger.warning(
@@ -130,9 +129,14 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        """Choose the model runner before the configuration is parsed, and remember what the user gave for it."""
+        """Choose the model runner, and remember what the user gave of the sizes.
+
+        With an engine, and so without `parser`, which every command of vLLM makes, say that the platform is active.
+        """
         from npu_platform.batch_sizes import remember_what_the_user_gave
 
+        if parser is None:
+            logger.info_once("%s", activation.decide().reason)
         config.select_v1_runner()
         if config.triton_for_vllm():
             triton_models.register_models()
