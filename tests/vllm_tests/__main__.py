@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.vllm_tests import hub
+from tests.vllm_tests import hub, hub_of_bytes
 
 HERE = Path(__file__).parent
 COUNTS = HERE / "counts.json"
@@ -41,6 +41,10 @@ NAMES = [
     (r"num_gpus=1, max_calls=1", "num_cpus=0, max_calls=1"),
 ]
 """How a test names a device, and how it does here."""
+AS_ON_CUDA = [(r"not current_platform\.is_cuda(_alike)?\(\)", 'current_platform.device_type != "npu"')]
+PAGED = [(r"FLASH_ATTN", "NPU_PAGED")]
+ANY_SIZE = (r"@large_gpu_mark\(min_gb=\d+\)\n", "")
+OWN_TOKENIZER = [(r"ModelConfig\(tokenizer=TOKENIZER\)", "ModelConfig(model=TOKENIZER)")]
 XPU = [
     (r"current_platform\.is_xpu\(\)", 'current_platform.device_type == "npu"'),
     (r"vllm\.lora\.punica_wrapper\.punica_xpu", "npu_platform.lora"),
@@ -50,27 +54,48 @@ EDITS = {
     "conftest.py": [(r'else "nccl"', "else current_platform.dist_backend")],
     "utils.py": [
         (r"(?<=\n    assert )threshold_bytes is not None or threshold_ratio is not None\n", "True\n    return\n"),
+        (
+            r"(?<=\n    if )current_platform.is_cuda\(\):(?=\n        return \[)",
+            'current_platform.device_type == "npu":',
+        ),
+        (r'\["FLASH_ATTN", "TRITON_ATTN"\]', '["NPU_PAGED"]'),
     ],
+    "entrypoints/rl/weight_transfer/test_offline.py": [(r'backend="nccl"', 'backend="npuccl"')],
     "lora/test_layers.py": XPU,
     "lora/test_lora_manager.py": XPU,
+    "v1/e2e/general/test_async_scheduling.py": [(r"FLEX_ATTENTION", "NPU_PAGED"), ANY_SIZE],
+    "v1/e2e/general/test_async_scheduling_accuracy.py": [ANY_SIZE],
+    "v1/e2e/general/test_streaming_input.py": AS_ON_CUDA,
+    "v1/engine/test_abort_final_step.py": AS_ON_CUDA,
+    "v1/engine/test_async_llm.py": AS_ON_CUDA,
+    "v1/engine/test_engine_core.py": AS_ON_CUDA,
+    "v1/engine/test_engine_core_client.py": AS_ON_CUDA,
+    "v1/spec_decode/test_eagle.py": PAGED,
+    "v1/spec_decode/test_mtp.py": PAGED,
+    "v1/spec_decode/test_mtp_structured_output.py": OWN_TOKENIZER,
+    "v1/spec_decode/test_vocab_mapping.py": [(r'"error" if device == "cuda" else None', "None")],
     "v1/kv_connector/unit/test_nixl_connector.py": [
         (r"attention_backend=attn_backend, ", ""),
         (r'attention_backend="TRITON_ATTN"', ""),
     ],
-    "v1/structured_output/test_structured_output_manager.py": [
-        (r"ModelConfig\(tokenizer=TOKENIZER\)", "ModelConfig(model=TOKENIZER)"),
-    ],
+    "v1/structured_output/test_structured_output_manager.py": OWN_TOKENIZER,
     "v1/worker/test_gpu_model_runner.py": [
         (r"(?=from vllm.v1.worker.gpu_worker import)", "from npu_platform.model_runner import NPUModelRunner\n"),
         (r"\bGPUModelRunner\(vllm_config", "NPUModelRunner(vllm_config"),
     ],
 }
-"""vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's;
-where it knows accelerators that are not like CUDA, it knows npu; where an engine's configuration names a backend of
-attention that npu refuses, and only NIXL is tried, it names none; and where it takes another model's tokenizer, it takes
-that model, which has as many tokens."""
-AS_THEY_ARE = ("v1/worker/test_gpu_profiler.py", "v1/worker/test_gpu_worker.py")
-"""Tests in which CUDA is the name of a profiler or of an allocator, and of no device that they run on."""
+"""vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's; where it skips
+itself on other devices than CUDA's, or takes their attention, it takes npu's; where it knows accelerators that are not
+like CUDA, it knows npu; where it wants a large device for a model that is small here, any will do; where an engine's
+configuration names a backend of attention that npu refuses, and only NIXL is tried, it names none; where it takes another
+model's tokenizer, it takes that model, which has as many tokens; and where it arms CUDA's report of waits, which vLLM
+leaves off on other devices, it does not."""
+AS_THEY_ARE = (
+    "v1/worker/test_gpu_profiler.py",
+    "v1/worker/test_gpu_worker.py",
+    "entrypoints/unit_tests/test_download_kernels_cli.py",
+)
+"""Tests in which CUDA is the name of a profiler, of an allocator or of a version, and of no device that they run on."""
 LIMIT, LIMIT_TOGETHER = 900, 2700  # seconds of a file, and of those that share processes
 
 
@@ -151,6 +176,7 @@ def keep(name: str, work: Path, group: list[str]) -> None:
 def prepare(sources: Path, work: Path) -> None:
     """Copy and edit the tests, and write the models."""
     hub.fill(work / "hub" / "hub")
+    hub_of_bytes.fill(work / "hub-of-bytes", work / "assets")
     copy = work / "vllm"
     if copy.exists():
         return
@@ -189,12 +215,13 @@ def run(work: Path, name: str, group: list[str], limit: int) -> None:
     command += ["-p", "as_in_a_worker"] if table.get("as_in_a_worker") else []
     command += [f"--timeout={said.get('timeout', 240)}", f"--junitxml={report}", *said.get("options", [])]
     environ = os.environ | {
-        "HF_HOME": str(work / "hub"),
+        "HF_HOME": str(work / table.get("hub", "hub")),
+        "VLLM_ASSETS_CACHE": str(work / "assets"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "NPU_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": str(work / "plugins"),
+        "PYTHONPATH": os.pathsep.join((str(work / "plugins"), str(work / "vllm"))),  # servers import parts of tests
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     environ |= table.get("environ", {}) | said.get("environ", {})

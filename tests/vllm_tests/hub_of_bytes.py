@@ -1,0 +1,188 @@
+"""A cache of the hub with small random models whose tokens are bytes, for tests that read and write text."""
+
+from __future__ import annotations
+
+import json
+import string
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+from tests.support import drafters, models, multimodal
+from tests.vllm_tests import hub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LENGTH = {"max_position_embeddings": 32768}
+_TEXT = (
+    "the of and to in is that it for was on are with as be at this have from or one had by but not what all were we any key"
+    " skill times sentence following award who contribution describe detail name my president capital future hello am Gyoubu Oniwa"
+)
+_WORDS = (*string.ascii_letters, *string.digits, *_TEXT.split())
+_SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LLAMA_ENDS = {"<|end_of_text|>": 128001, "<|eot_id|>": 128009}  # the ids that vLLM's tests of Llama 3.2 name
+
+
+def _of_bytes(make: Callable[..., Path], **options: Any) -> Callable[[Path], Path]:
+    """Return a maker whose model has, in the place of another tokenizer, one of bytes that knows chats."""
+
+    def made(folder: Path) -> Path:
+        make(folder, **options)
+        hub.add_bytes_tokenizer(folder, models.VOCABULARY, _WORDS, _SPECIAL, _CHAT)
+        return folder
+
+    return made
+
+
+def _llama_base(folder: Path) -> Path:
+    _of_bytes(models.tiny_llama, **_LENGTH)(folder)
+    place = folder / "tokenizer.json"
+    said = json.loads(place.read_text())
+    said["model"]["vocab"] |= _LLAMA_ENDS
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    said["added_tokens"] += [{"id": number, "content": word} | added for word, number in _LLAMA_ENDS.items()]
+    place.write_text(json.dumps(said))
+    place = folder / "tokenizer_config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"eos_token": "<|end_of_text|>"}))
+    return folder
+
+
+def _gemma3(folder: Path) -> Path:
+    """Gemma 3 1B's layers: 22 of a window and 4 of all make seven groups of caches."""
+    kinds = ["full_attention" if (layer + 1) % 6 == 0 else "sliding_attention" for layer in range(26)]
+    return models.tiny_gemma3(folder, num_hidden_layers=26, layer_types=kinds, sliding_window=512, **_LENGTH)
+
+
+def _qwen2_vl(folder: Path) -> Path:
+    vision = {"depth": 2, "embed_dim": 128, "hidden_size": 256, "num_heads": 4, "mlp_ratio": 2, "patch_size": 14}
+    text = multimodal._QWEN_TEXT | {"rope_parameters": multimodal._positions([4, 6, 6])} | _LENGTH
+    config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, **multimodal._QWEN_TOKENS)
+    processor = (transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor, 14)
+    return multimodal._save_qwen(transformers.Qwen2VLForConditionalGeneration, config, processor, folder)
+
+
+def _sorter(folder: Path) -> Path:
+    """Qwen2 with a head that sorts texts."""
+    shape = hub._SMALL | _LENGTH | {"num_labels": 2, "pad_token_id": models.VOCABULARY - 1}
+    model = transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**shape))
+    model.save_pretrained(folder)
+    return folder
+
+
+def _encoder(folder: Path) -> Path:
+    """BERT whose vector of a text is the mean of its tokens', of length one, as E5 and MiniLM say in their files."""
+    models.tiny_bert(folder)
+    kinds = ("models.Transformer", "models.Pooling", "models.Normalize")
+    paths = ("", "1_Pooling", "2_Normalize")
+    parts = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.{kind}"}
+        for index, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(parts))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 256, "pooling_mode_mean_tokens": True})
+    )
+    return folder
+
+
+def _with_target(make: Callable[[Path, Path], Any]) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        with tempfile.TemporaryDirectory() as place:
+            folder.mkdir(parents=True)
+            make(folder, models.tiny_llama(Path(place) / "target", **_LENGTH))
+        return folder
+
+    return made
+
+
+def _pard(folder: Path) -> Path:
+    """A draft model that drafts at once: its configuration says which token stands for a draft."""
+    return _changed(models.tiny_llama(folder, **_LENGTH), pard_token=5)
+
+
+def _dflash(folder: Path) -> Path:
+    """The configuration of DFlash's head for Qwen3; what tests make of it never reads its weights."""
+    said = {"mask_token_id": 5, "target_layer_ids": [1, 2]}
+    return _changed(
+        models.tiny_qwen3(folder, **_LENGTH), architectures=["DFlashDraftModel"], block_size=16, dflash_config=said
+    )
+
+
+def _mimo(folder: Path) -> Path:
+    """Qwen2 with the name of MiMo and one layer that drafts, of which tests read the configuration alone."""
+    shape = transformers.Qwen2Config(**hub._SMALL | _LENGTH)
+    return _changed(models._save(shape, folder, 0), architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+
+
+def _changed(folder: Path, **changes: Any) -> Path:
+    place = folder / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | changes))
+    return folder
+
+
+_LLAMA = _of_bytes(models.tiny_llama, **_LENGTH)
+_QWEN2 = _of_bytes(lambda folder: models._save(transformers.Qwen2Config(**hub._SMALL | _LENGTH), folder, 0))
+_QWEN3 = _of_bytes(models.tiny_qwen3, **_LENGTH)
+_BERT = _of_bytes(_encoder)
+
+MODELS: dict[str, hub.Make] = {
+    "hmellor/tiny-random-LlamaForCausalLM": _LLAMA,
+    "meta-llama/Llama-3.2-1B": _llama_base,
+    "meta-llama/Llama-3.2-1B-Instruct": _LLAMA,
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA,
+    "meta-llama/Meta-Llama-3-8B-Instruct": _LLAMA,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _LLAMA,
+    "JackFram/llama-160m": _LLAMA,
+    "meta-llama/llama-2-7b-hf": _LLAMA,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA,
+    "HuggingFaceH4/zephyr-7b-beta": _LLAMA,
+    "facebook/opt-125m": _of_bytes(hub.opt, heads=12),
+    "facebook/opt-350m": _of_bytes(hub.opt),
+    "Qwen/Qwen1.5-7B": _QWEN2,
+    "Qwen/Qwen3-0.6B": _QWEN3,
+    "Qwen/Qwen3-8B": _QWEN3,
+    "Qwen/Qwen2-1.5B-Instruct": _QWEN2,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN2,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN2,
+    "openai-community/gpt2": hub.gpt2,
+    "gpt2": hub.gpt2,
+    "distilbert/distilgpt2": hub.gpt2,
+    "google/gemma-3-1b-it": _of_bytes(_gemma3),
+    "deepseek-ai/DeepSeek-V2-Lite": _of_bytes(models.tiny_deepseek_v2, **_LENGTH),
+    "ibm-research/PowerMoE-3b": _of_bytes(hub.granite_moe),
+    "TitanML/tiny-mixtral": _of_bytes(models.tiny_mixtral, **_LENGTH),
+    "openai/gpt-oss-20b": _of_bytes(models.tiny_gpt_oss, **_LENGTH),
+    "llava-hf/llava-1.5-7b-hf": multimodal.tiny_llava,
+    "Qwen/Qwen2-VL-2B-Instruct": _qwen2_vl,
+    "Qwen/Qwen2.5-VL-3B-Instruct": multimodal.tiny_qwen2_5_vl,
+    "Qwen/Qwen3-VL-2B-Instruct": multimodal.tiny_qwen3_vl,
+    "intfloat/multilingual-e5-small": _BERT,
+    "sentence-transformers/all-MiniLM-L12-v2": _BERT,
+    "BAAI/bge-base-en-v1.5": _BERT,
+    "jason9693/Qwen2.5-1.5B-apeach": _of_bytes(_sorter),
+    "BAAI/bge-reranker-base": _of_bytes(models.tiny_classifier, labels=1),
+    "yuhuili/EAGLE-LLaMA3-Instruct-8B": _with_target(drafters.eagle),
+    "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": _with_target(drafters.eagle),
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": _with_target(drafters.eagle3),
+    "nm-testing/Llama3_2_1B_speculator.eagle3": _with_target(drafters.eagle3),
+    "amd/PARD-Llama-3.2-1B": _of_bytes(_pard),
+    "z-lab/Qwen3-8B-DFlash-b16": _of_bytes(_dflash),
+    "XiaomiMiMo/MiMo-7B-Base": _of_bytes(_mimo),
+}
+
+
+def fill(home: Path, assets: Path) -> None:
+    """Write the models, and the pictures that tests show them, that are not there yet."""
+    hub.fill(home / "hub", MODELS)
+    pictures = assets / "vllm_public_assets"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(("stop_sign", "cherry_blossom")):
+        multimodal.image(seed).save(pictures / f"{name}.jpg")
