@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from npu_kvconnector.tiers.tcp.manager import TcpTierManager
 from npu_kvconnector.tiers.tcp.params import params_for
+from tests.support.environments import ROOT
 from tests.support.forks import ForkServer
 from tests.support.offloading import offloading_config
 from tests.support.remote_tier import BLOCK, CHUNKS, block_of, key_of
@@ -144,7 +145,9 @@ _PROGRAM = "import sys; from tests.support.tcp_tier import main; main(*sys.argv[
 
 @functools.cache
 def _forks() -> ForkServer:
-    return ForkServer("tests.support.tcp_tier", environ=os.environ)
+    # pytest alone knows where the tests are
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return ForkServer("tests.support.tcp_tier", environ=os.environ | {"PYTHONPATH": path})
 
 
 def main(folder: str, port: str, count: str) -> None:
