@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from npu_kvconnector.tiers.remote.manager import RemoteTierManager
 from tests.support.offloading import offloading_config
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.stores import S3Server
 
-__all__ = ["BLOCK", "Server", "block_of", "key_of", "s3_options"]
+__all__ = ["BLOCK", "Server", "block_of", "finished_job", "job_of", "key_of", "s3_options"]
 
 BLOCK, CHUNKS = 4096, 64
 
@@ -35,6 +35,24 @@ def block_of(number: int, size: int = BLOCK) -> bytes:
     """Return a block of finite bfloat16 values."""
     values = np.random.default_rng(number).standard_normal(size // 2).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def job_of(number: int, blocks: Sequence[int], request: ReqContext, *, is_promotion: bool) -> TransferJob:
+    """Return a transfer of these blocks, from or into the chunks of their numbers."""
+    keys, chunks = [key_of(block) for block in blocks], np.array([block % CHUNKS for block in blocks], np.int32)
+    return TransferJob(number, keys, chunks, is_promotion, request)
+
+
+def finished_job(tier: SecondaryTierManager) -> JobResult:
+    """Wait for the one job that a tier has."""
+    until = time.monotonic() + 30
+    while True:
+        finished = list(tier.get_finished_jobs())
+        if finished:
+            (result,) = finished
+            return result
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 class Server:
@@ -80,19 +98,11 @@ class Server:
         time.sleep(0.005)
 
     def finish(self) -> JobResult:
-        until = time.monotonic() + 30
-        while True:
-            finished = list(self.tier.get_finished_jobs())
-            if finished:
-                (result,) = finished
-                return result
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        return finished_job(self.tier)
 
     def job(self, numbers: Sequence[int], *, is_promotion: bool) -> TransferJob:
         self._jobs += 1
-        keys, chunks = [key_of(number) for number in numbers], np.array([n % CHUNKS for n in numbers], np.int32)
-        return TransferJob(self._jobs, keys, chunks, is_promotion, ReqContext(req_id="job"))
+        return job_of(self._jobs, numbers, ReqContext(req_id="job"), is_promotion=is_promotion)
 
     def counts(self) -> dict[str, float]:
         stats = self.tier.get_stats()

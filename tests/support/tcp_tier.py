@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from npu_kvconnector.tiers.tcp.manager import TcpTierManager
 from npu_kvconnector.tiers.tcp.params import params_for
 from tests.support.environments import ROOT
 from tests.support.forks import ForkServer
 from tests.support.offloading import offloading_config
-from tests.support.remote_tier import BLOCK, CHUNKS, block_of, key_of
+from tests.support.remote_tier import BLOCK, CHUNKS, block_of, finished_job, job_of, key_of
 from tests.support.server import until
 from tests.support.stores import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
     from tests.support.forks import Fork
 
@@ -106,19 +107,11 @@ class TcpServer:
         time.sleep(0.005)
 
     def finish(self) -> JobResult:
-        until = time.monotonic() + 30
-        while True:
-            finished = list(self.tier.get_finished_jobs())
-            if finished:
-                (result,) = finished
-                return result
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        return finished_job(self.tier)
 
     def job(self, request: ReqContext, numbers: Sequence[int], *, is_promotion: bool) -> TransferJob:
         self._jobs += 1
-        keys, chunks = [key_of(number) for number in numbers], np.array([n % CHUNKS for n in numbers], np.int32)
-        return TransferJob(self._jobs, keys, chunks, is_promotion, request)
+        return job_of(self._jobs, numbers, request, is_promotion=is_promotion)
 
     def counts(self) -> dict[str, float]:
         stats = self.tier.get_stats()

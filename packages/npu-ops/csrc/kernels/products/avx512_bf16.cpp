@@ -1,5 +1,5 @@
-// Dot products of bf16 pairs beside two fused multiply-adds of floats, in registers. AMD's Zen 4 and 5 start one a cycle and more and are
-// twice as fast by them; of Intel's Xeons of the fourth and fifth generation one takes two cycles, in which four multiply-adds start.
+// Dot products of bf16 pairs beside two fused multiply-adds of floats, in registers. A Zen 4 is twice as fast by them; on a Xeon of the
+// fifth generation they take nearly twice as long (docs/benchmarks).
 #include <immintrin.h>
 
 #include "kernels/products/products.h"
