@@ -24,7 +24,7 @@ __attribute__((always_inline)) inline LinearParams some_rows(LinearParams p, int
 }
 
 // Fewer rows wait for the weights.
-__attribute__((always_inline)) constexpr bool multiplies(const LinearParams& p) { return p.dtype == Dtype::bf16 && p.m > 12; }
+__attribute__((always_inline)) constexpr bool multiplies(const LinearParams& p) { return p.dtype == Dtype::bf16 && p.m > 5; }
 
 NPU_KERNEL(linear, LinearParams)
 // Whether torch's own linear is the faster one for this shape.
