@@ -1,10 +1,12 @@
-"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [bad]``.
+"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [new] [bad]``.
 
 copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host. engine: Qwen3-0.6B's
 shape with random weights. One engine computes prompts and stores them in the host tier and in every tier behind it;
 then one with each tier alone finds them there (fs is vLLM's own; remote is a Valkey on this host). Beside that: prompts
 that never come back, and the time between tokens of a request while the prompt of another is loaded, without a connector
-and with each tier. bad: throughput when a tier misbehaves (``tests.benchmarks.kvconnector_bad``). Each engine is a process
+and with each tier. new: the same prompts that never come back, but
+with all engines up at once and asked in turns (``tests.benchmarks.kvconnector_new``), which is the figure to trust.
+bad: throughput when a tier misbehaves (``tests.benchmarks.kvconnector_bad``). Each engine is a process
 of its own. ``--quick``: one round.
 """
 
@@ -23,6 +25,7 @@ from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import QWEN3_06B
 from tests.benchmarks.kvconnector_bad import misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, in_a_process, not_long
+from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
-PARTS = ("copy", "engine", "bad")
+PARTS = ("copy", "engine", "new", "bad")
 TIERS = ("fs", "durable", "remote")
 PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 """Of the guard: a prompt of 32,768 tokens is one load of 3.8 GB."""
@@ -39,7 +42,7 @@ PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kvconnector", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="copy, engine, bad (default: all)")
+    parser.add_argument("parts", nargs="*", help="copy, engine, new, bad (default: all)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
@@ -53,13 +56,15 @@ def main() -> None:
     print(f"Machine: {machine()}", flush=True)
     if "copy" in parts:
         print(f"\n### Between device and host tier\n\n{copies()}", flush=True)
-    if {"engine", "bad"} & {*parts}:
+    if {"engine", "new", "bad"} & {*parts}:
         place = Path.cwd() / ".nox"  # a disk, where /tmp may be memory
         place.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as folder:
             contest = Contest(Path(folder), options)
             if "engine" in parts:
                 contest.run()
+            if "new" in parts:
+                print(f"\n### Prompts that hit nothing\n\n{contest.new()}", flush=True)
             if "bad" in parts:
                 table = misbehaving(contest.folder, contest.folder / "model", contest.token_bytes, contest.rounds)
                 print(f"\n### When a tier misbehaves\n\n{table}")
@@ -149,7 +154,7 @@ class Contest:
 
     def run(self) -> None:
         """Run every engine and print the tables."""
-        self.tiers = {name: self._tier(name) for name in self._names}
+        self._open_tiers()
         self._measure("all", list(self.tiers.values()), self.lengths, ["computed", "host"], seed=0)
         # Without a connector the longest is not computed again: that is minutes.
         short = not_long(self.lengths)
@@ -165,6 +170,18 @@ class Contest:
                     self._measure(name, [self.tiers[name]], self.lengths, ["new", "tier", "gaps"], seed)
         print(f"\n### Seconds to the first token\n\n{self._first_tokens()}")
         print(f"\n### What others notice\n\n{self._costs()}")
+
+    def new(self) -> str:
+        """Return the table of engines that are up at once."""
+        turn = BATCHES * NEW_PROMPTS * (NEW_TOKENS + NEW_ANSWER) * self.token_bytes
+        extra = {"cpu_bytes_to_use": 2 * turn, "guard": PATIENT}
+        engines: dict[str, dict[str, Any] | None] = {"none": None, "host": extra | {"secondary_tiers": []}}
+        self._open_tiers()
+        engines |= {f"host, {name}": extra | {"secondary_tiers": [tier]} for name, tier in self.tiers.items()}
+        return new_prompts(str(self.folder / "model"), engines, self.token_bytes, 2 * self.rounds)
+
+    def _open_tiers(self) -> None:
+        self.tiers = self.tiers or {name: self._tier(name) for name in self._names}
 
     def _tier(self, name: str) -> dict[str, Any]:
         """Return a tier's options; with the remote one its store is started."""
