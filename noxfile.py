@@ -366,7 +366,8 @@ def vllm_tests(session: nox.Session) -> None:
         session.error(
             "vllm_tests takes a folder with vLLM's source distribution, unpacked: it has tests and pyproject.toml"
         )
-    libraries = (RAY, "pytest-asyncio==1.5.0", "tblib==3.2.2", "multiprocess")
+    libraries = (RAY, "pytest-asyncio==1.5.0", "tblib==3.2.2", "multiprocess", "sentence-transformers==6.2.0")
+    libraries += ("cohere==7.3.1",)
     tools = [part for library in libraries for part in ("--with", library)]
     where = ("--work", str(ROOT / ".nox" / "vllm-tests"), "--page", "docs/developer_guide/vllm_tests.md")
     run = ("run", "--locked", *tools, "python", "-m", "tests.vllm_tests", *where, *session.posargs)

@@ -89,7 +89,7 @@ def prompt(
     return {"prompt_token_ids": ids}
 
 
-def tiny_llava(folder: Path) -> Path:
+def tiny_llava(folder: Path, *, max_position_embeddings: int = 512) -> Path:
     """LLaVA: CLIP's vision tower, a projector, Llama."""
     vision = transformers.CLIPVisionConfig(
         hidden_size=128,
@@ -108,7 +108,7 @@ def tiny_llava(folder: Path) -> Path:
         num_attention_heads=8,
         num_key_value_heads=2,
         initializer_range=_SPREAD,
-        max_position_embeddings=512,
+        max_position_embeddings=max_position_embeddings,
     )
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
     torch.manual_seed(0)
@@ -127,13 +127,13 @@ def tiny_qwen2_5_vl(folder: Path, **changes: Any) -> Path:
     return _save_qwen(transformers.Qwen2_5_VLForConditionalGeneration, config, processor, folder)
 
 
-def tiny_qwen3_vl(folder: Path) -> Path:
+def tiny_qwen3_vl(folder: Path, **changes: Any) -> Path:
     """Qwen3-VL: learned positions of patches, features of the tower's layers added to those of the text, interleaved
-    sections of rotary positions.
+    sections of rotary positions; `changes` to the text's configuration.
     """
     vision = _QWEN_VISION | {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     text = _QWEN_TEXT | {"head_dim": 32, "rope_parameters": _positions([6, 5, 5]) | {"mrope_interleaved": True}}
-    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text, **_QWEN_TOKENS)
+    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text | changes, **_QWEN_TOKENS)
     processor = (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor, 16)
     return _save_qwen(transformers.Qwen3VLForConditionalGeneration, config, processor, folder)
 

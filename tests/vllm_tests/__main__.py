@@ -219,6 +219,7 @@ def run(work: Path, name: str, group: list[str], limit: int) -> None:
         "VLLM_ASSETS_CACHE": str(work / "assets"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray would make an environment of its own for its workers
         "NPU_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONPATH": os.pathsep.join((str(work / "plugins"), str(work / "vllm"))),  # servers import parts of tests

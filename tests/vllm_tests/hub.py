@@ -23,14 +23,17 @@ _END = "<|endoftext|>"
 
 
 def fill(hub: Path, wanted: dict[str, Make] | None = None) -> None:
-    """Write the models that are not there yet into ``hub/models--ORGANISATION--NAME``; without `wanted` :data:`MODELS`."""
+    """Write what is not there yet into ``hub/models--ORGANISATION--NAME``; without `wanted` :data:`MODELS`.
+
+    A model gets a tokenizer where it has none; an adapter has no `config.json`, and gets none.
+    """
     for name, make in (MODELS if wanted is None else wanted).items():
         place = hub / f"models--{name.replace('/', '--')}"
         snapshot = place / "snapshots" / REVISION
         if snapshot.exists():
             continue
         make(snapshot)
-        if not (snapshot / "tokenizer_config.json").exists():
+        if (snapshot / "config.json").exists() and not (snapshot / "tokenizer_config.json").exists():
             (add_bytes_tokenizer if make is gpt2 else _add_tokenizer)(snapshot)
         (place / "refs").mkdir(exist_ok=True)
         (place / "refs" / "main").write_text(REVISION)
@@ -101,17 +104,19 @@ def add_bytes_tokenizer(
     folder: Path,
     size: int = _GPT2_TOKENS,
     whole: tuple[str, ...] = (),
+    first: tuple[str, ...] = (),
     special: tuple[str, ...] = (),
     template: str | None = None,
 ) -> None:
     """The ids of bytes and of the end of a text that GPT-2 has, which tests of grammars name, and its pairs of JSON.
 
-    `whole` are words that are one token each behind a space; `special` are the tokens before the last of `size`, which ends
-    a text; `template` writes the messages of a chat.
+    `whole` are words that are one token each behind a space, `first` those without one; `special` are the tokens before the
+    last of `size`, which ends a text; `template` writes the messages of a chat.
     """
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     pairs = [("\u0120", '"'), ("{", '"'), ('"', ":"), ('"', "}")]  # the first is a space
-    parts = (("\u0120" + word[:end], word[end]) for word in whole for end in range(len(word)))
+    pieces = [("\u0120", *word) for word in whole] + [tuple(word) for word in first]
+    parts = (("".join(piece[:end]), piece[end]) for piece in pieces for end in range(1, len(piece)))
     pairs = list(dict.fromkeys((*pairs, *parts)))
     words = [*alphabet, *("".join(pair) for pair in pairs)]
     words += [f"<w{number}>" for number in range(len(words), size - 1 - len(special))]

@@ -8,9 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tokenizers
+import torch
 import transformers
 
-from tests.support import drafters, models, multimodal
+from tests.support import adapters, drafters, models, multimodal
 from tests.vllm_tests import hub
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_CHAT_WITH_PICTURES = (
+    "{% for message in messages %}{{ message['role'] }} : {{ message['content'] }}\n{% endfor %}assistant :"
+)
 _LLAMA_ENDS = {"<|end_of_text|>": 128001, "<|eot_id|>": 128009}  # the ids that vLLM's tests of Llama 3.2 name
 
 
@@ -35,7 +40,7 @@ def _of_bytes(make: Callable[..., Path], **options: Any) -> Callable[[Path], Pat
 
     def made(folder: Path) -> Path:
         make(folder, **options)
-        hub.add_bytes_tokenizer(folder, models.VOCABULARY, _WORDS, _SPECIAL, _CHAT)
+        hub.add_bytes_tokenizer(folder, models.VOCABULARY, _WORDS, ("Hello",), _SPECIAL, _CHAT)
         return folder
 
     return made
@@ -60,6 +65,26 @@ def _gemma3(folder: Path) -> Path:
     return models.tiny_gemma3(folder, num_hidden_layers=26, layer_types=kinds, sliding_window=512, **_LENGTH)
 
 
+def _seeing(make: Callable[..., Path]) -> Callable[[Path], Path]:
+    """Return a maker whose model has the positions that tests ask for, and knows chats."""
+
+    def made(folder: Path) -> Path:
+        make(folder, max_position_embeddings=4096)
+        (folder / "chat_template.jinja").write_text(_CHAT_WITH_PICTURES)
+        return folder
+
+    return made
+
+
+def _llava(folder: Path, **options: Any) -> Path:
+    """LLaVA whose texts begin with a token, as they do there."""
+    place = str(multimodal.tiny_llava(folder, **options) / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(place)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="t1 $A", special_tokens=[("t1", 1)])
+    tokenizer.save(place)
+    return folder
+
+
 def _qwen2_vl(folder: Path) -> Path:
     vision = {"depth": 2, "embed_dim": 128, "hidden_size": 256, "num_heads": 4, "mlp_ratio": 2, "patch_size": 14}
     text = multimodal._QWEN_TEXT | {"rope_parameters": multimodal._positions([4, 6, 6])} | _LENGTH
@@ -73,6 +98,13 @@ def _sorter(folder: Path) -> Path:
     shape = hub._SMALL | _LENGTH | {"num_labels": 2, "pad_token_id": models.VOCABULARY - 1}
     model = transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**shape))
     model.save_pretrained(folder)
+    return folder
+
+
+def _ranker(folder: Path) -> Path:
+    """Qwen3 with a head of one number, by which pairs of texts are ranked."""
+    shape = hub._SMALL | _LENGTH | {"num_labels": 1, "pad_token_id": models.VOCABULARY - 1}
+    transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**shape)).save_pretrained(folder)
     return folder
 
 
@@ -99,6 +131,17 @@ def _with_target(make: Callable[[Path, Path], Any]) -> Callable[[Path], Path]:
             folder.mkdir(parents=True)
             make(folder, models.tiny_llama(Path(place) / "target", **_LENGTH))
         return folder
+
+    return made
+
+
+def _adapter_of(make: Callable[[Path], Path], *modules: str, seed: int = 0) -> Callable[[Path], Path]:
+    """Return a maker of an adapter of a model's layers."""
+
+    def made(folder: Path) -> Path:
+        with tempfile.TemporaryDirectory() as place:
+            model = transformers.AutoModelForCausalLM.from_pretrained(make(Path(place) / "model"))
+        return adapters.adapter(folder, model, list(modules), 8, seed)
 
     return made
 
@@ -132,6 +175,8 @@ _LLAMA = _of_bytes(models.tiny_llama, **_LENGTH)
 _QWEN2 = _of_bytes(lambda folder: models._save(transformers.Qwen2Config(**hub._SMALL | _LENGTH), folder, 0))
 _QWEN3 = _of_bytes(models.tiny_qwen3, **_LENGTH)
 _BERT = _of_bytes(_encoder)
+_OPT_125M = _of_bytes(hub.opt, heads=12)
+_RERANKER = _of_bytes(models.tiny_classifier, labels=1)
 
 MODELS: dict[str, hub.Make] = {
     "hmellor/tiny-random-LlamaForCausalLM": _LLAMA,
@@ -144,14 +189,17 @@ MODELS: dict[str, hub.Make] = {
     "meta-llama/llama-2-7b-hf": _LLAMA,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA,
     "HuggingFaceH4/zephyr-7b-beta": _LLAMA,
-    "facebook/opt-125m": _of_bytes(hub.opt, heads=12),
+    "mistralai/Mistral-7B-Instruct-v0.1": _LLAMA,
+    "facebook/opt-125m": _OPT_125M,
     "facebook/opt-350m": _of_bytes(hub.opt),
     "Qwen/Qwen1.5-7B": _QWEN2,
     "Qwen/Qwen3-0.6B": _QWEN3,
+    "Qwen/Qwen3-4B": _QWEN3,
     "Qwen/Qwen3-8B": _QWEN3,
     "Qwen/Qwen2-1.5B-Instruct": _QWEN2,
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN2,
     "Qwen/Qwen2.5-1.5B-Instruct": _QWEN2,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN2,
     "openai-community/gpt2": hub.gpt2,
     "gpt2": hub.gpt2,
     "distilbert/distilgpt2": hub.gpt2,
@@ -160,15 +208,21 @@ MODELS: dict[str, hub.Make] = {
     "ibm-research/PowerMoE-3b": _of_bytes(hub.granite_moe),
     "TitanML/tiny-mixtral": _of_bytes(models.tiny_mixtral, **_LENGTH),
     "openai/gpt-oss-20b": _of_bytes(models.tiny_gpt_oss, **_LENGTH),
-    "llava-hf/llava-1.5-7b-hf": multimodal.tiny_llava,
+    "llava-hf/llava-1.5-7b-hf": _seeing(_llava),
     "Qwen/Qwen2-VL-2B-Instruct": _qwen2_vl,
-    "Qwen/Qwen2.5-VL-3B-Instruct": multimodal.tiny_qwen2_5_vl,
-    "Qwen/Qwen3-VL-2B-Instruct": multimodal.tiny_qwen3_vl,
+    "Qwen/Qwen2.5-VL-3B-Instruct": _seeing(multimodal.tiny_qwen2_5_vl),
+    "Qwen/Qwen3-VL-2B-Instruct": _seeing(multimodal.tiny_qwen3_vl),
+    "HuggingFaceTB/SmolVLM-256M-Instruct": _seeing(multimodal.tiny_qwen2_5_vl),
     "intfloat/multilingual-e5-small": _BERT,
     "sentence-transformers/all-MiniLM-L12-v2": _BERT,
     "BAAI/bge-base-en-v1.5": _BERT,
     "jason9693/Qwen2.5-1.5B-apeach": _of_bytes(_sorter),
-    "BAAI/bge-reranker-base": _of_bytes(models.tiny_classifier, labels=1),
+    "Snowflake/snowflake-arctic-embed-m-v1.5": _BERT,
+    "BAAI/bge-reranker-base": _RERANKER,
+    "BAAI/bge-reranker-v2-m3": _RERANKER,
+    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": _of_bytes(_ranker),
+    "openai/whisper-large-v3": multimodal.tiny_whisper,
+    "openai/whisper-small": multimodal.tiny_whisper,
     "yuhuili/EAGLE-LLaMA3-Instruct-8B": _with_target(drafters.eagle),
     "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": _with_target(drafters.eagle),
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": _with_target(drafters.eagle3),
@@ -176,7 +230,21 @@ MODELS: dict[str, hub.Make] = {
     "amd/PARD-Llama-3.2-1B": _of_bytes(_pard),
     "z-lab/Qwen3-8B-DFlash-b16": _of_bytes(_dflash),
     "XiaomiMiMo/MiMo-7B-Base": _of_bytes(_mimo),
+    "charent/self_cognition_Alice": _adapter_of(_QWEN3, "q_proj", "v_proj"),
+    "Jackmin108/Qwen3-0.6B-Meow-LoRA": _adapter_of(_QWEN3, "q_proj", "v_proj", seed=1),
+    "Jackmin108/Qwen3-0.6B-Woof-LoRA": _adapter_of(_QWEN3, "q_proj", "v_proj", seed=2),
+    "peft-internal-testing/opt-125m-dummy-lora": _adapter_of(_OPT_125M, "q_proj", "v_proj"),
+    "typeof/zephyr-7b-beta-lora": _adapter_of(_LLAMA, "q_proj", "v_proj"),
+    "jekunz/smollm-135m-lora-fineweb-faroese": _adapter_of(_LLAMA, "q_proj", "v_proj"),
 }
+_PICTURES = (
+    "stop_sign.jpg",
+    "cherry_blossom.jpg",
+    "2560px-Gfp-wisconsin-madison-the-nature-boardwalk.jpg",
+    "Grayscale_8bits_palette_sample_image.png",
+    "1280px-Venn_diagram_rgb.svg.png",
+    "RGBA_comp.png",
+)
 
 
 def fill(home: Path, assets: Path) -> None:
@@ -184,5 +252,7 @@ def fill(home: Path, assets: Path) -> None:
     hub.fill(home / "hub", MODELS)
     pictures = assets / "vllm_public_assets"
     pictures.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("stop_sign", "cherry_blossom")):
-        multimodal.image(seed).save(pictures / f"{name}.jpg")
+    for seed, name in enumerate(_PICTURES):
+        multimodal.image(seed).save(pictures / name)
+    # what LLaVA's projector would make of a picture
+    torch.save(torch.zeros(1, multimodal.IMAGE_TOKENS, 256), pictures / "stop_sign.pt")
