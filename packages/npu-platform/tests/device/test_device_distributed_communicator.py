@@ -58,6 +58,23 @@ assert torch.equal(compiled(part(rank)), torch.cat([part(r) * 2 + 1 for r in ran
 """)
 
 
+def test_gather_between_hosts(ranks: Ranks) -> None:
+    """gloo wants a place for the ranks' rows, one after the other; shared memory takes a place of any shape."""
+    ranks.run("""
+from npu_platform import _C
+store = dist.PrefixStore("hosts", dist.distributed_c10d._get_default_store())
+gloo = lambda store, rank, size: dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=60))
+between = NPUCommunicator(dist.group.WORLD, torch.device("npu", rank), dist.group.WORLD)
+host = gloo(dist.PrefixStore("gloo", store), rank, size)
+between._backend, refusal = _C.make_process_group(host, store, "abc"[rank], gloo)
+assert "is on another host" in refusal
+part = lambda r: torch.arange(6.0, device="npu").view(1, 2, 3) + 10 * r
+for dim in (0, 1, -1):
+    assert torch.equal(between.all_gather(part(rank), dim), torch.cat([part(r) for r in range(size)], dim))
+assert torch.equal(between.all_gatherv(rows(rank), 0, sizes), every)
+""")
+
+
 def test_gather_of_uneven_rows(ranks: Ranks) -> None:
     ranks.run("""
 assert torch.equal(communicator.all_gatherv(rows(rank), 0, sizes), every)

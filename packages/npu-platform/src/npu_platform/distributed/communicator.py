@@ -36,15 +36,15 @@ class NPUCommunicator(DeviceCommunicatorBase):
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Return the ranks' tensors, joined along a dimension."""
-        parts = input_.new_empty((self.world_size, *input_.shape))
-        self.all_gather_into(parts, input_.contiguous())
+        rows = input_.new_empty((self.world_size * input_.shape[0], *input_.shape[1:]))
+        self.all_gather_into(rows, input_.contiguous())
         dim %= input_.dim()
-        return parts.movedim(0, dim).flatten(dim, dim + 1)
+        return rows.view(self.world_size, *input_.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def all_gather_into(self, output: torch.Tensor, input_: torch.Tensor) -> None:
-        """Write the ranks' tensors, one after the other, into a contiguous output."""
+        """Write the ranks' tensors [n, ...] into a contiguous output [ranks * n, ...], as gloo wants it, too."""
         if torch.compiler.is_compiling():
-            dist.all_gather_into_tensor(output.view(-1, *input_.shape[1:]), input_, group=self.device_group)
+            dist.all_gather_into_tensor(output, input_, group=self.device_group)
         else:
             _C.gather_from_ranks(self._backend, output, input_)
 
