@@ -1,15 +1,34 @@
-"""The command npu: what all its sub-commands share."""
+"""The command npu: what all its sub-commands share; and what a command of vLLM prints where npu is installed."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm.snapshot.manifest import SnapshotManifest, write_manifest_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Unbuffered, argparse swallows what goes wrong when it prints.
 SETTINGS = ("NPU_", "VLLM_", "PYTHONUNBUFFERED")
+# What vLLM's manifest of a snapshot has beside words.
+NOT_WORDS: dict[str, Any] = {
+    "environment": (("NAME", "value"),),
+    "schema_version": 1,
+    "boundary": "post-engine-init-reloadable-state-released",
+    "artifact_bytes": 0,
+    "engine_argv": ("MODEL",),
+    "process_tree": (1,),
+    "cuda_holders": (1,),
+    "external_cache_files": (),
+    "oracle_token_ids": (1,),
+    "oracle_sampled_token_logprob": -1.0,
+}
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
 
 
@@ -27,3 +46,14 @@ def test_a_reader_that_has_gone_ends_it_in_silence(arguments: list[str]) -> None
     assert done.returncode == 141
     assert "BrokenPipe" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.nightly
+def test_a_command_of_vllm_prints_json_alone(tmp_path: Path) -> None:
+    """Its options load all plugins, which may log what they register, and vLLM logs to stdout."""
+    manifest = SnapshotManifest(**dict.fromkeys(SnapshotManifest.model_fields, "a word") | NOT_WORDS)
+    tmp_path.chmod(0o700)
+    write_manifest_atomic(tmp_path, manifest)
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "snapshot", "inspect", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, timeout=300, check=True)
+    assert json.loads(done.stdout)["oracle_text"] == "a word"
