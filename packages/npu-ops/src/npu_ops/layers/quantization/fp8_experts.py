@@ -19,6 +19,7 @@ from vllm.model_executor.layers.quantization.online.fp8 import (
 from vllm.model_executor.layers.quantization.online.int8 import Int8OnlineMoEMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
+from npu_ops import compat
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 
@@ -71,10 +72,9 @@ class _OnlineFp8(QuantizedExperts):
     weight_block_size: list[int] | None = None
     per_row = False
 
-    requantization_source = None  # what vLLM 0.33 sets before weights in another format are loaded
-
     def __init__(self, *, moe: FusedMoEConfig) -> None:
         self.begin(moe)
+        compat.without_requantization(self)
         self.block_quant = self.weight_block_size is not None
 
     def _setup_kernel(
@@ -102,11 +102,11 @@ class NpuInt8OnlineMoEMethod(QuantizedExperts, Int8OnlineMoEMethod):
     """A scale a row; activations as they are, as vLLM names it: int8_per_channel_weight_only."""
 
     interleaves = True
-    requantization_source = None
 
     def __init__(self, *, moe: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""
         self.begin(moe)
+        compat.without_requantization(self)
 
     def _setup_kernel(self, layer: Any) -> None:
         def integers(name: str, expert: int) -> Integers:
