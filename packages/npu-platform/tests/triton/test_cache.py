@@ -64,3 +64,16 @@ def _run(folder: Path, environ: dict[str, str], *arguments: str) -> subprocess.C
     environ = os.environ | environ | {"TRITON_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, folder / "kernel.py", *arguments]
     return subprocess.run(command, env=environ, check=False, timeout=300, capture_output=True, text=True)
+
+
+def test_the_hash_of_tritons_library_is_there_before_the_first_launch_asks() -> None:
+    asked = (
+        "from npu_platform.triton.early import hash_triton\n"
+        "thread = hash_triton()\n"
+        "thread.join()\n"
+        "from triton.runtime.cache import triton_key\n"
+        "assert triton_key.cache_info().misses == 1\n"
+        "triton_key()\n"
+        "assert triton_key.cache_info()[:2] == (1, 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
