@@ -19,7 +19,7 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_external_run = False
-nox.options.sessions = ["lint", "types", "docs", "unit", "integration", "packaging", "e2e", "report"]
+nox.options.sessions = ["lint", "types", "docs", "unit", "integration", "packaging", "e2e", "next_sample", "report"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
@@ -60,6 +60,21 @@ SUFFIX = "arctic-inference==0.1.1"  # what vLLM asks for; in an environment of i
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 NEXT = ROOT / ".nox" / "next"
 NEXT_VLLM, NEXT_TORCH = "vllm==0.33.0", "torch==2.14.0"  # the torch that this vLLM pins
+NEXT_SAMPLE = ROOT / ".nox" / "next-sample"
+# What builds vLLM beside torch, and what its next version imports that the one before does not.
+NEXT_TOOLS = ("cmake>=3.26.1", "setuptools>=77.0.3,<81", "setuptools-scm>=8", "setuptools-rust>=1.9", "wheel", "jinja2")
+NEXT_IMPORTS = ("orjson>=3.11.6",)
+# The seams of all packages, an engine on each of vLLM's runners; the last two packages have a run of their own,
+# as in `unit`.
+ON_NEXT = (
+    (
+        *(f"packages/npu-platform/tests/test_{name}.py" for name in ("compat", "v2_seams", "platform", "features")),
+        "packages/npu-ops/tests/test_compat.py",
+        "tests/e2e/test_tokens.py::test_model[llama]",
+        "tests/e2e/test_v2_runner.py",
+    ),
+    ("packages/npu-kvconnector/tests/test_connector.py", "packages/npu-statlogger/tests/test_compat.py"),
+)
 up_to_date: set[str | None] = set()  # the groups with which this process has synchronised .venv
 
 
@@ -326,6 +341,21 @@ def next_vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def next_sample(session: nox.Session) -> None:
+    """Test the seams and two engines on the next vLLM's Python, laid over .venv: torch and native parts stay."""
+    check_machine(session)
+    try:
+        folder = vllm_alone(session)
+    except nox.command.CommandFailed:
+        session.skip(f"{NEXT_VLLM} could not be had or built: nothing was tested on it")
+    options = (*WORKERS, "--dist", "loadscope", "-p", "tests.support.next_vllm", "-m", "not nightly")
+    wanted = [part for name in NEXT_IMPORTS for part in ("--with", name)]
+    for tests in [tuple(session.posargs)] if session.posargs else ON_NEXT:
+        command = ("run", "--locked", *wanted, "pytest", *options, *tests)
+        uv(session, *command, env=EVERYTHING | PASSIVE | {"PYTHONPATH": folder})
+
+
+@nox.session
 def ray(session: nox.Session) -> None:
     """Let Ray start the ranks of an engine on two of its nodes, in an environment with Ray beside the workspace's."""
     options = ("--locked", "--with", RAY, "pytest", "tests/e2e/test_ray.py", "-m", "nightly", *session.posargs)
@@ -424,9 +454,7 @@ def peer_python(session: nox.Session, place: Path = PEER, *more: str) -> str:
         uv(session, "venv", "--clear", str(place))
         # --no-config: the workspace's settings are for our build of vLLM, not for this wheel.
         install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(place))
-        # A CPU wheel of torch is preferred where one is at hand.
-        links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
-        uv(session, *install, *(["--find-links", links] if links else []), *PEER_REQUIREMENTS, *more)
+        uv(session, *install, *wheels_at_hand(), *PEER_REQUIREMENTS, *more)
         # The index's torchvision is a CUDA build that a CPU torch cannot load; transformers does without.
         unused = ("torchvision", "torchaudio", "torchcodec")
         uv(session, "pip", "uninstall", "--no-config", "--python", str(place), *unused)
@@ -447,6 +475,26 @@ def peer_sample(session: nox.Session) -> str | None:
     return str(PEER_SAMPLE)
 
 
+def wheels_at_hand() -> list[str]:
+    """Return the options that let uv take wheels at hand: a CPU build of torch among them goes before the index's."""
+    pips = ",".join(os.environ.get("PIP_FIND_LINKS", "").split())  # between places pip wants spaces, uv commas
+    links = os.environ.get("UV_FIND_LINKS") or pips
+    return ["--find-links", links] if links else []
+
+
+def vllm_alone(session: nox.Session) -> str:
+    """Return a folder with the next vLLM and nothing that it needs, made where it is not there.
+
+    It is built beside the torch of .venv, since vLLM's build, by itself, fetches gigabytes of another.
+    """
+    if not (NEXT_SAMPLE / "vllm").exists():
+        tools = [part for tool in (*NEXT_TOOLS, "pip") for part in ("--with", tool)]
+        options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-binary", "vllm", "--target", str(NEXT_SAMPLE))
+        empty = {"VLLM_TARGET_DEVICE": "empty", "VLLM_SKIP_VERSION_SUFFIX": "1"}
+        uv(session, "run", "--locked", *tools, "python", "-m", "pip", "install", *options, NEXT_VLLM, env=empty)
+    return str(NEXT_SAMPLE)
+
+
 def next_python(session: nox.Session) -> str:
     """Return the interpreter of an environment with the next vLLM, its torch and the four packages, made or renewed.
 
@@ -454,7 +502,7 @@ def next_python(session: nox.Session) -> str:
     folders of their own.
     """
     python = str(NEXT / "bin" / "python")
-    install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(NEXT))
+    install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(NEXT), *wheels_at_hand())
     overrides = NEXT / "overrides.txt"
     # Nobody has the certifi that vLLM 0.33 asks for at least, and nothing may take another vLLM or torch.
     if not any(NEXT.glob("lib/python*/site-packages/vllm")):
