@@ -42,6 +42,7 @@ NAMES = [
 ]
 """How a test names a device, and how it does here."""
 AS_ON_CUDA = [(r"not current_platform\.is_cuda(_alike)?\(\)", 'current_platform.device_type != "npu"')]
+AS_ON_GPUS = [(r"current_platform\.is_cuda_alike\(\)(?=\s+(or|and) )", '(current_platform.device_type == "npu")')]
 PAGED = [(r"FLASH_ATTN", "NPU_PAGED")]
 ANY_SIZE = (r"@large_gpu_mark\(min_gb=\d+\)\n", "")
 OWN_TOKENIZER = [(r"ModelConfig\(tokenizer=TOKENIZER\)", "ModelConfig(model=TOKENIZER)")]
@@ -61,6 +62,35 @@ EDITS = {
         (r'\["FLASH_ATTN", "TRITON_ATTN"\]', '["NPU_PAGED"]'),
     ],
     "entrypoints/rl/weight_transfer/test_offline.py": [(r'backend="nccl"', 'backend="npuccl"')],
+    **dict.fromkeys(
+        (
+            "kernels/fla/test_fused_recurrent_packed_decode.py",
+            "kernels/mamba/test_causal_conv1d.py",
+            "kernels/mamba/test_mamba_ssm.py",
+            "kernels/mamba/test_mamba_ssm_ssd.py",
+            "kernels/mamba/test_replayssm_prefill_decode_equivalence_mamba2.py",
+            "v1/spec_decode/test_eagle_step_kernel.py",
+            "v1/worker/test_prompt_embeds_state.py",
+        ),
+        AS_ON_GPUS,
+    ),
+    **dict.fromkeys(
+        (
+            "kernels/mamba/test_memcpy_u64_tiled.py",
+            "kernels/mamba/test_precopy_mamba_align.py",
+            "v1/spec_decode/test_dflash2.py",
+            "v1/worker/test_gpu_block_table.py",
+            "v1/worker/test_gpu_input_batch_v2.py",
+            "v1/worker/test_gpu_kpool_tail_slot_mapping.py",
+            "v1/worker/test_gpu_rejection_sampler_chunking.py",
+            "v1/worker/test_gpu_rejection_sampler_i64.py",
+            "v1/worker/test_gpu_row_offsets_i64.py",
+            "v1/worker/test_gpu_warmup_blocks.py",
+            "v1/worker/test_jit_warmup_migration.py",
+            "v1/worker/test_mamba_hybrid_model_state.py",
+        ),
+        AS_ON_CUDA,
+    ),
     "lora/test_layers.py": XPU,
     "lora/test_lora_manager.py": XPU,
     "v1/e2e/general/test_async_scheduling.py": [(r"FLEX_ATTENTION", "NPU_PAGED"), ANY_SIZE],
