@@ -115,9 +115,10 @@ class NPUWorker(Worker):
         if self.vllm_config.weight_transfer_config is not None:
             from npu_platform import weight_transfer  # noqa: F401 - registers the engine
         if triton_for_vllm():
-            from npu_platform.triton import early
+            if self.use_v2_model_runner:
+                from npu_platform.triton import early
 
-            early.hash_triton()  # while the weights are read
+                early.hash_triton()  # while the weights are read
             triton_models.register_models()
             triton_models.register_layers()
         with self.start_times.part("model and weights"):
