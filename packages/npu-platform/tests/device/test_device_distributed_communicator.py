@@ -8,8 +8,6 @@ import pytest
 
 from .ranks import Ranks
 
-pytestmark = pytest.mark.nightly  # the ranks import vLLM
-
 SETUP = """
 from npu_platform.distributed.communicator import NPUCommunicator
 communicator = NPUCommunicator(dist.group.WORLD, torch.device("npu", rank), dist.group.WORLD)
