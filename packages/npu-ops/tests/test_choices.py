@@ -12,6 +12,7 @@ import npu_ops
 from npu_ops import choices, native
 from npu_ops.config import OpsConfig
 from npu_ops.errors import ConfigError
+from npu_ops.layers.linear import warm_up
 
 CPU = torch.device("cpu")
 
@@ -54,6 +55,16 @@ def test_what_is_measured_is_written_and_told():
     assert choice(3) == choice(4)
     assert choice(1000) == choice(32)
     assert choice(4, n=49) == -1
+
+
+def test_layers_that_a_model_is_without_are_not_measured():
+    """vLLM leaves them on meta: the head of a language model that sorts texts."""
+    there, missing, alike = (
+        torch.nn.Linear(32, n, device=device) for n, device in ((48, "cpu"), (64, "meta"), (48, "meta"))
+    )
+    warm_up([missing, there, alike], 4)
+    assert set(choices.shapes(choices.machine(CPU))) == {"float32 48x32"}
+    warm_up([missing], 4)
 
 
 def test_what_is_known_is_not_measured_again():

@@ -61,8 +61,9 @@ def warm_up(layers: list[nn.Module], rows: int) -> None:
     weights = [plain_weight(layer) for layer in layers]
     for layer in layers:
         plain_bias(layer, getattr(layer, "bias", None))  # torch.compile cannot trace how it is made
-    # vLLM keeps the weights of convolutions in linear layers, with a dimension more
-    choices.measure([weight for weight in weights if weight.dim() == _MATRIX], rows)
+    # vLLM keeps the weights of convolutions in linear layers, with a dimension more; and on meta those of layers that a
+    # model is without when it sorts or embeds texts
+    choices.measure([weight for weight in weights if weight.dim() == _MATRIX and not weight.is_meta], rows)
 
 
 class NpuLinearMethod(UnquantizedLinearMethod):
