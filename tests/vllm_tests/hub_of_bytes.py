@@ -19,6 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LENGTH = {"max_position_embeddings": 32768}
+_SORTED = 34000  # tokens of Qwen2 that sorts: the largest id that tests name is 33808; E5's is 133888
+_E5_TOKENS = 134000
+_E5_PIECES = {
+    "<s>": 0,
+    "</s>": 2,
+    "The": 581,
+    " best": 2965,
+    " thing": 13580,
+    " about": 1672,
+    " v": 81,
+    "LL": 23708,
+    "M": 594,
+}
+_E5_PIECES |= {" is": 83, " that": 450, " it": 442, " support": 8060, "s": 7, " many": 5941, " different": 12921}
+_E5_PIECES |= {" models": 115774, " chef": 21861, " prepared": 133888, " a": 10, " de": 8, "li": 150, "cious": 60744}
+_E5_PIECES |= {" meal": 109911, ".": 5}
+_QWEN_PIECES = {"The": 785, " chef": 29706, " prepared": 10030, " a": 264, " delicious": 17923, " meal": 15145, ".": 13}
+_QWEN_PIECES |= {"This": 1986, " product": 1985, " was": 572, " excellent": 9073, " and": 323, " exceeded": 33808}
+_QWEN_PIECES |= {" my": 847, " expectations": 16665}
 _TEXT = (
     "the of and to in is that it for was on are with as be at this have from or one had by but not what all were we any key"
     " skill times sentence following award who contribution describe detail name my president capital future hello am Gyoubu Oniwa"
@@ -35,12 +54,82 @@ _CHAT_WITH_PICTURES = (
 _LLAMA_ENDS = {"<|end_of_text|>": 128001, "<|eot_id|>": 128009}  # the ids that vLLM's tests of Llama 3.2 name
 
 
-def _of_bytes(make: Callable[..., Path], **options: Any) -> Callable[[Path], Path]:
-    """Return a maker whose model has, in the place of another tokenizer, one of bytes that knows chats."""
+def _of_bytes(make: Callable[..., Path], size: int = models.VOCABULARY, **options: Any) -> Callable[[Path], Path]:
+    """Return a maker whose model has, in the place of another tokenizer, one of `size` bytes and words that knows chats."""
 
     def made(folder: Path) -> Path:
         make(folder, **options)
-        hub.add_bytes_tokenizer(folder, models.VOCABULARY, _WORDS, ("Hello",), _SPECIAL, _CHAT)
+        hub.add_bytes_tokenizer(folder, size, _WORDS, ("Hello",), _SPECIAL, _CHAT)
+        return folder
+
+    return made
+
+
+def _pooling(
+    make: Callable[..., Path], pieces: dict[str, int] | None = None, size: int = models.VOCABULARY, **options: Any
+) -> Callable[[Path], Path]:
+    """Return a maker of bytes whose tokenizer can pad, and has the ids that tests name for `pieces` of their texts."""
+
+    def made(folder: Path) -> Path:
+        _of_bytes(make, size, **options)(folder)
+        place = folder / "tokenizer_config.json"
+        said = json.loads(place.read_text())
+        place.write_text(json.dumps(said | {"pad_token": said["eos_token"]}))
+        _name(folder / "tokenizer.json", pieces or {})
+        return folder
+
+    return made
+
+
+def _name(place: Path, pieces: dict[str, int]) -> None:
+    """Give pieces of text the ids that tests name; what had such an id gets that of a word without a meaning."""
+    said = json.loads(place.read_text())
+    vocabulary, free = said["model"]["vocab"], max(pieces.values(), default=0)
+    words = {number: word for word, number in vocabulary.items()}
+    for piece, number in pieces.items():
+        word = words[number]
+        del vocabulary[word]
+        if not word.startswith("<w"):
+            free = next(other for other in range(free - 1, 0, -1) if words[other].startswith("<w"))
+            del vocabulary[words[free]]
+            vocabulary[word] = free
+        vocabulary[piece] = number
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    said["added_tokens"] += [{"id": number, "content": piece} | added for piece, number in pieces.items()]
+    place.write_text(json.dumps(said))
+
+
+def _generating(make: Callable[[Path], Path], **said: Any) -> Callable[[Path], Path]:
+    """Return a maker whose model's file about its texts says more: real models end a text long before it is full."""
+
+    def made(folder: Path) -> Path:
+        place = make(folder) / "generation_config.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | said))
+        return folder
+
+    return made
+
+
+def _silent(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """Return a maker whose tokenizer knows no chats: sentence-transformers would write a pair of texts as one."""
+
+    def made(folder: Path) -> Path:
+        (make(folder) / "chat_template.jinja").unlink()
+        return folder
+
+    return made
+
+
+def _framed(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """Return a maker whose texts lie between the tokens 0 and 2, as XLM-R's do."""
+
+    def made(folder: Path) -> Path:
+        place = str(make(folder) / "tokenizer.json")
+        tokenizer = tokenizers.Tokenizer.from_file(place)
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        )
+        tokenizer.save(place)
         return folder
 
     return made
@@ -95,7 +184,8 @@ def _qwen2_vl(folder: Path) -> Path:
 
 def _sorter(folder: Path) -> Path:
     """Qwen2 with a head that sorts texts."""
-    shape = hub._SMALL | _LENGTH | {"num_labels": 2, "pad_token_id": models.VOCABULARY - 1}
+    labels = {"id2label": {0: "Default", 1: "Spoiled"}, "label2id": {"Default": 0, "Spoiled": 1}}
+    shape = hub._SMALL | _LENGTH | {"vocab_size": _SORTED, "pad_token_id": _SORTED - 1} | labels
     model = transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**shape))
     model.save_pretrained(folder)
     return folder
@@ -108,9 +198,9 @@ def _ranker(folder: Path) -> Path:
     return folder
 
 
-def _encoder(folder: Path) -> Path:
+def _encoder(folder: Path, width: int, tokens: int = models.VOCABULARY) -> Path:
     """BERT whose vector of a text is the mean of its tokens', of length one, as E5 and MiniLM say in their files."""
-    models.tiny_bert(folder)
+    models.tiny_bert(folder, hidden_size=width, num_attention_heads=width // 64, vocab_size=tokens)
     kinds = ("models.Transformer", "models.Pooling", "models.Normalize")
     paths = ("", "1_Pooling", "2_Normalize")
     parts = [
@@ -120,7 +210,7 @@ def _encoder(folder: Path) -> Path:
     (folder / "modules.json").write_text(json.dumps(parts))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
-        json.dumps({"word_embedding_dimension": 256, "pooling_mode_mean_tokens": True})
+        json.dumps({"word_embedding_dimension": width, "pooling_mode_mean_tokens": True})
     )
     return folder
 
@@ -174,9 +264,11 @@ def _changed(folder: Path, **changes: Any) -> Path:
 _LLAMA = _of_bytes(models.tiny_llama, **_LENGTH)
 _QWEN2 = _of_bytes(lambda folder: models._save(transformers.Qwen2Config(**hub._SMALL | _LENGTH), folder, 0))
 _QWEN3 = _of_bytes(models.tiny_qwen3, **_LENGTH)
-_BERT = _of_bytes(_encoder)
+_E5 = _framed(_pooling(_encoder, _E5_PIECES, _E5_TOKENS, width=384, tokens=_E5_TOKENS))
+_MINILM = _pooling(_encoder, width=384)
+_BGE = _pooling(_encoder, width=768)
 _OPT_125M = _of_bytes(hub.opt, heads=12)
-_RERANKER = _of_bytes(models.tiny_classifier, labels=1)
+_RERANKER = _silent(_pooling(models.tiny_classifier, labels=1))
 
 MODELS: dict[str, hub.Make] = {
     "hmellor/tiny-random-LlamaForCausalLM": _LLAMA,
@@ -188,7 +280,7 @@ MODELS: dict[str, hub.Make] = {
     "JackFram/llama-160m": _LLAMA,
     "meta-llama/llama-2-7b-hf": _LLAMA,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA,
-    "HuggingFaceH4/zephyr-7b-beta": _LLAMA,
+    "HuggingFaceH4/zephyr-7b-beta": _generating(_LLAMA, max_new_tokens=256),
     "mistralai/Mistral-7B-Instruct-v0.1": _LLAMA,
     "facebook/opt-125m": _OPT_125M,
     "facebook/opt-350m": _of_bytes(hub.opt),
@@ -196,9 +288,9 @@ MODELS: dict[str, hub.Make] = {
     "Qwen/Qwen3-0.6B": _QWEN3,
     "Qwen/Qwen3-4B": _QWEN3,
     "Qwen/Qwen3-8B": _QWEN3,
-    "Qwen/Qwen2-1.5B-Instruct": _QWEN2,
+    "Qwen/Qwen2-1.5B-Instruct": _generating(_QWEN2, eos_token_id=[*range(1024, models.VOCABULARY, 64)]),
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN2,
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN2,
+    "Qwen/Qwen2.5-1.5B-Instruct": _generating(_QWEN2, max_new_tokens=256),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN2,
     "openai-community/gpt2": hub.gpt2,
     "gpt2": hub.gpt2,
@@ -213,14 +305,14 @@ MODELS: dict[str, hub.Make] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": _seeing(multimodal.tiny_qwen2_5_vl),
     "Qwen/Qwen3-VL-2B-Instruct": _seeing(multimodal.tiny_qwen3_vl),
     "HuggingFaceTB/SmolVLM-256M-Instruct": _seeing(multimodal.tiny_qwen2_5_vl),
-    "intfloat/multilingual-e5-small": _BERT,
-    "sentence-transformers/all-MiniLM-L12-v2": _BERT,
-    "BAAI/bge-base-en-v1.5": _BERT,
-    "jason9693/Qwen2.5-1.5B-apeach": _of_bytes(_sorter),
-    "Snowflake/snowflake-arctic-embed-m-v1.5": _BERT,
+    "intfloat/multilingual-e5-small": _E5,
+    "sentence-transformers/all-MiniLM-L12-v2": _MINILM,
+    "BAAI/bge-base-en-v1.5": _BGE,
+    "jason9693/Qwen2.5-1.5B-apeach": _pooling(_sorter, _QWEN_PIECES, _SORTED),
+    "Snowflake/snowflake-arctic-embed-m-v1.5": _BGE,
     "BAAI/bge-reranker-base": _RERANKER,
     "BAAI/bge-reranker-v2-m3": _RERANKER,
-    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": _of_bytes(_ranker),
+    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": _silent(_pooling(_ranker)),
     "openai/whisper-large-v3": multimodal.tiny_whisper,
     "openai/whisper-small": multimodal.tiny_whisper,
     "yuhuili/EAGLE-LLaMA3-Instruct-8B": _with_target(drafters.eagle),
