@@ -61,6 +61,16 @@ def test_an_engine_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
+def test_an_engine_whose_server_was_killed_ends(tmp_path: Path) -> None:
+    """vLLM's own engine would wait for requests for ever, with all its memory."""
+    with serve_demo(tmp_path) as server:
+        held = shared_memory(server)
+        os.kill(server.pid, signal.SIGKILL)
+        assert until(lambda: not server.processes_alive(), PATIENCE), "processes stay without their server"
+        assert f"process {server.pid} is gone, which started the engine" in server.log.read_text(errors="replace")
+    assert not [path for path in held if path.exists()]
+
+
 def fails_in_the_open(server: Server, kill: str = "", number: int = signal.SIGKILL) -> None:
     """Put the server under load until it fails, of itself or by a signal to a process, and assert that all are told."""
     with ThreadPoolExecutor(CLIENTS) as pool:

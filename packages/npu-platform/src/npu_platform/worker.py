@@ -224,7 +224,8 @@ class NPUWorker(Worker):
         if seconds is None or not theirs or mine.process != ranks[0]:
             return None
         engine = [os.getppid()] if is_multiprocessing(parallel) else []
-        return stop_watch.StopWatch([*engine, *ranks], seconds)
+        starter = 0 if parallel.use_ray else stop_watch.starter_of((*engine, mine.process)[0])
+        return stop_watch.StopWatch([*engine, *ranks], seconds, starter)
 
     def _end_if_nobody_hears(self, error: Exception) -> None:
         """End this rank on an error in a step for which another one answers.

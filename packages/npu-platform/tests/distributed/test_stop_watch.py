@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npu_platform.distributed.stop_watch import Place, StopWatch, here, on_my_host
+from npu_platform.distributed.stop_watch import Place, StopWatch, here, on_my_host, starter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,39 @@ def test_a_process_that_goes_on_in_time_is_left_alone(pair: list[subprocess.Pope
     assert [process.poll() for process in (*pair, watch._process)] == [None] * 3
     watch.close()
     assert watch._process.poll() == -signal.SIGKILL
+
+
+# A program that starts an engine by vLLM's name, which ends when asked to, or does not.
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys, time
+if os.fork():
+    time.sleep(60)
+ctypes.CDLL(None).prctl(15, b"VLLM::EngineCore_DP0")
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("engine", ["polite", "deaf"])
+def test_an_engine_whose_program_was_killed_is_ended(engine: str) -> None:
+    command = [sys.executable, "-S", "-c", PROGRAM, engine]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        process = int(program.stdout.readline())
+        assert starter_of(process) == program.pid
+        assert starter_of(program.pid) == 0, "who started a program is not to be waited for"
+        watch = StopWatch([process], SECONDS, program.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            watch._process.wait(2 * SECONDS)
+        ended = os.pidfd_open(process)
+        program.kill()
+        program.wait()
+        assert select.select([ended], (), (), 30)[0]
+        os.close(ended)
+        assert watch._process.wait(30) == 0
+        watch.close()
 
 
 def test_processes_of_other_hosts_and_replicas_are_not_watched() -> None:

@@ -1,7 +1,8 @@
-"""StopWatch: a process of an engine that is stopped (SIGSTOP) is ended, so that vLLM tells the engine's clients.
+"""StopWatch: a process of an engine that is stopped (SIGSTOP) is ended, and an engine whose program or server is gone.
 
 vLLM sees when a process of an engine has died. One that stands still is waited for: a rank for
-``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``, an engine for ever, while ``/health`` says 200. None of them can say so itself:
+``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``, an engine for ever, while ``/health`` says 200. And an engine waits for requests
+for ever, with all its memory, where the process that started it was killed. None of them can say so itself:
 a small process beside them looks at their states in /proc. It is this file, run by itself, and imports nothing else.
 """
 
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Place", "StopWatch", "belongs_to_an_engine", "here", "look_after", "on_my_host"]
+__all__ = ["Place", "StopWatch", "belongs_to_an_engine", "here", "look_after", "on_my_host", "starter_of"]
 
 LOOK_SECONDS = 1.0
 _STOPPED = "T"  # a debugger's stop is "t"
+_ENGINE = "VLLM::EngineCor"  # as much of its title as the system keeps
 
 
 class Place(NamedTuple):
@@ -51,12 +53,21 @@ def belongs_to_an_engine() -> bool:
     return multiprocessing.parent_process() is not None
 
 
+def starter_of(engine: int) -> int:
+    """Return the process that started an engine; 0: it is none of vLLM's, but a program that a user started."""
+    try:
+        name, fields = Path(f"/proc/{engine}/stat").read_text().rpartition(")")[::2]
+    except OSError:
+        return 0
+    return int(fields.split()[1]) if name.partition("(")[2] == _ENGINE else 0
+
+
 class StopWatch:
     """The process that looks after others until the first of these has ended."""
 
-    def __init__(self, processes: Sequence[int], seconds: int) -> None:
-        """Start it; a process that stands still for so many seconds is killed."""
-        command = [sys.executable, "-I", "-S", __file__, str(seconds), *map(str, processes)]
+    def __init__(self, processes: Sequence[int], seconds: int, starter: int = 0) -> None:
+        """Start it; it ends who stands still for so many seconds, and the first when its starter is gone as long."""
+        command = [sys.executable, "-I", "-S", __file__, str(seconds), str(starter), *map(str, processes)]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603
 
     def close(self) -> None:
@@ -65,18 +76,19 @@ class StopWatch:
         self._process.wait()
 
 
-def look_after(processes: Sequence[int], seconds: int) -> None:
+def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None:
     """Kill each of the processes that is found stopped so many times in a row, a second apart.
 
-    Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole server, that
-    was stopped may go on.
+    The first is asked to end when its starter (0: none) has been gone for as many looks, and killed after twice as
+    many. Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole
+    server, that was stopped may go on.
     """
     watched: dict[int, int] = {}
     with contextlib.suppress(ProcessLookupError):
         for process in processes:
             watched[os.pidfd_open(process)] = process
     found = dict.fromkeys(watched, 0)
-    first = next(iter(watched), None)
+    first, alone = next(iter(watched), None), 0
     while first in watched:
         for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
             del watched[ended]
@@ -84,8 +96,26 @@ def look_after(processes: Sequence[int], seconds: int) -> None:
             found[descriptor] = found[descriptor] + 1 if _state(process) == _STOPPED else 0
             if found[descriptor] == seconds:
                 _say(f"npu: process {process} was stopped {seconds} s ago: it is ended, and with it its engine")
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                _send(descriptor, signal.SIGKILL)
+        if starter and first in watched and _parent(watched[first]) != starter:
+            alone += 1
+            if alone == seconds:
+                _say(f"npu: process {starter} is gone, which started the engine {watched[first]}: it is ended")
+            if alone in (seconds, 2 * seconds):
+                _send(first, signal.SIGTERM if alone == seconds else signal.SIGKILL)
+
+
+def _send(descriptor: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, number)
+
+
+def _parent(process: int) -> int:
+    """Return the parent of a process, another one once that has ended; 0 where it cannot be told."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _state(process: int) -> str:
@@ -103,4 +133,4 @@ def _say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    look_after([int(argument) for argument in sys.argv[2:]], int(sys.argv[1]))
+    look_after([int(argument) for argument in sys.argv[3:]], int(sys.argv[1]), int(sys.argv[2]))
