@@ -116,6 +116,9 @@ In each case:
 | the machine | no process, and no shared memory in `/dev/shm`, if the server may take time to end: without `--shutdown-timeout 10` vLLM kills what would take away its queues of the other ranks (`psm_*`, some 50 KiB) |
 | the next start | serves |
 
+The other way round, an engine whose server or program was killed (SIGKILL) is asked to end after 5 s, and killed after 10;
+vLLM's own would stay, with all its memory.
+
 A request that asks for too much, or that is wrong, is no fault: it is refused by itself, and the server goes on. Faults on
 demand for tests of your own: [Debug and fault modes](debugging.md).
 """

@@ -55,11 +55,8 @@ def belongs_to_an_engine() -> bool:
 
 def starter_of(engine: int) -> int:
     """Return the process that started an engine; 0: it is none of vLLM's, but a program that a user started."""
-    try:
-        name, fields = Path(f"/proc/{engine}/stat").read_text().rpartition(")")[::2]
-    except OSError:
-        return 0
-    return int(fields.split()[1]) if name.partition("(")[2] == _ENGINE else 0
+    name, _, parent = _stat(engine)
+    return parent if name == _ENGINE else 0
 
 
 class StopWatch:
@@ -93,16 +90,17 @@ def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None
         for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
             del watched[ended]
         for descriptor, process in watched.items():
-            found[descriptor] = found[descriptor] + 1 if _state(process) == _STOPPED else 0
+            _, state, parent = _stat(process)
+            found[descriptor] = found[descriptor] + 1 if state == _STOPPED else 0
             if found[descriptor] == seconds:
                 _say(f"npu: process {process} was stopped {seconds} s ago: it is ended, and with it its engine")
                 _send(descriptor, signal.SIGKILL)
-        if starter and first in watched and _parent(watched[first]) != starter:
-            alone += 1
-            if alone == seconds:
-                _say(f"npu: process {starter} is gone, which started the engine {watched[first]}: it is ended")
-            if alone in (seconds, 2 * seconds):
-                _send(first, signal.SIGTERM if alone == seconds else signal.SIGKILL)
+            if descriptor == first and starter not in (0, parent):
+                alone += 1
+                if alone == seconds:
+                    _say(f"npu: process {starter} is gone, which started the engine {process}: it is ended")
+                if alone in (seconds, 2 * seconds):
+                    _send(descriptor, signal.SIGTERM if alone == seconds else signal.SIGKILL)
 
 
 def _send(descriptor: int, number: signal.Signals) -> None:
@@ -110,20 +108,14 @@ def _send(descriptor: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(descriptor, number)
 
 
-def _parent(process: int) -> int:
-    """Return the parent of a process, another one once that has ended; 0 where it cannot be told."""
+def _stat(process: int) -> tuple[str, str, int]:
+    """Return the name, the state and the parent of a process, "X" and 0 once it has ended."""
     try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        name, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
     except OSError:
-        return 0
-
-
-def _state(process: int) -> str:
-    """Return the state of a process, "X" once it has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+        return "", "X", 0
+    state, parent = fields.split()[:2]
+    return name.partition("(")[2], state, int(parent)
 
 
 def _say(message: str) -> None:
