@@ -98,28 +98,37 @@ NPU_INLINE void bf16_row_products(F (&acc)[4][3], const bf16* const (&w)[4], con
   "prefetcht1 (%[w1],%[ahead])\n\t" \
   "prefetcht1 (%[w2],%[ahead])\n\t" \
   "add $32, %[ahead]\n\t"
-#define NPU_BF16_LOOP(SUMS, FETCH, COLUMNS)                                                                                                \
-  asm volatile(SUMS(NPU_BF16_LOAD) "1:\n\t" FETCH NPU_BF16_STEP(COLUMNS) "add $32, %[i]\n\tjne 1b\n\t" SUMS(NPU_BF16_STORE)               \
+#define NPU_BF16_ZERO(n, at) "vxorps %%ymm" n ", %%ymm" n ", %%ymm" n "\n\t"
+#define NPU_BF16_LOOP(SUMS, START, FETCH, COLUMNS)                                                                                         \
+  asm volatile(SUMS(START) "1:\n\t" FETCH NPU_BF16_STEP(COLUMNS) "add $32, %[i]\n\tjne 1b\n\t" SUMS(NPU_BF16_STORE)               \
                : [i] "+r"(i), [ahead] "+r"(ahead)                                                                                          \
                : [w0] "r"(w0), [w1] "r"(w1), [w2] "r"(w2), [x0] "r"(x0), [x1] "r"(x1), [x2] "r"(x2), [x3] "r"(x3), [sums] "r"(sums)        \
                : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
                  "xmm13", "xmm14", "xmm15")
 
-// sums[3][M] (vectors) += w[r][0, k) * x[m]: k a positive multiple of 16, x packed by RowDot<bf16>, ldx apart; M is 3 or 4. Fetches what
-// lies `ahead` bytes further in the rows of w (0: nothing).
+// sums[3][M] (vectors) = (or +=) w[r][0, k) * x[m]: k a positive multiple of 16, x packed by RowDot<bf16>, ldx apart; M is 3 or 4. Fetches
+// what lies `ahead` bytes further in the rows of w (0: nothing). Zeros that came from memory just written would be waited for.
 template <int M>
-NPU_INLINE void bf16_tile(float* sums, const bf16* const (&w)[3], const float* x, int64_t ldx, int64_t k, int64_t ahead) {
+NPU_INLINE void bf16_tile(float* sums, const bf16* const (&w)[3], const float* x, int64_t ldx, int64_t k, int64_t ahead, bool add) {
   static_assert(M == 3 || M == 4);
   int64_t i = -2 * k;  // bytes of w up to the end
   const bf16 *w0 = w[0] + k, *w1 = w[1] + k, *w2 = w[2] + k;
   const float *x0 = x + k, *x1 = x0 + ldx, *x2 = x1 + ldx, *x3 = M == 4 ? x2 + ldx : x2;
   if (ahead) {
     ahead += i;
-    if constexpr (M == 4) NPU_BF16_LOOP(NPU_BF16_ALL, NPU_BF16_FETCH, NPU_BF16_FOUR);
-    else NPU_BF16_LOOP(NPU_BF16_NINE, NPU_BF16_FETCH, NPU_BF16_THREE);
+    if constexpr (M == 4) {
+      if (add) NPU_BF16_LOOP(NPU_BF16_ALL, NPU_BF16_LOAD, NPU_BF16_FETCH, NPU_BF16_FOUR);
+      else NPU_BF16_LOOP(NPU_BF16_ALL, NPU_BF16_ZERO, NPU_BF16_FETCH, NPU_BF16_FOUR);
+    } else {
+      if (add) NPU_BF16_LOOP(NPU_BF16_NINE, NPU_BF16_LOAD, NPU_BF16_FETCH, NPU_BF16_THREE);
+      else NPU_BF16_LOOP(NPU_BF16_NINE, NPU_BF16_ZERO, NPU_BF16_FETCH, NPU_BF16_THREE);
+    }
+  } else if constexpr (M == 4) {
+    if (add) NPU_BF16_LOOP(NPU_BF16_ALL, NPU_BF16_LOAD, , NPU_BF16_FOUR);
+    else NPU_BF16_LOOP(NPU_BF16_ALL, NPU_BF16_ZERO, , NPU_BF16_FOUR);
   } else {
-    if constexpr (M == 4) NPU_BF16_LOOP(NPU_BF16_ALL, , NPU_BF16_FOUR);
-    else NPU_BF16_LOOP(NPU_BF16_NINE, , NPU_BF16_THREE);
+    if (add) NPU_BF16_LOOP(NPU_BF16_NINE, NPU_BF16_LOAD, , NPU_BF16_THREE);
+    else NPU_BF16_LOOP(NPU_BF16_NINE, NPU_BF16_ZERO, , NPU_BF16_THREE);
   }
 }
 
@@ -136,6 +145,7 @@ NPU_INLINE void bf16_tile(float* sums, const bf16* const (&w)[3], const float* x
 #undef NPU_BF16_NINE
 #undef NPU_BF16_FETCH
 #undef NPU_BF16_LOOP
+#undef NPU_BF16_ZERO
 #undef NPU_BF16_LOAD
 #undef NPU_BF16_STORE
 #undef NPU_BF16_ALL

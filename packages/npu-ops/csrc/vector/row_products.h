@@ -74,11 +74,12 @@ __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const 
   int64_t done = 0;
 #if defined(__AVX2__) && !defined(NPU_AVX512)
   if constexpr (__is_same(T, bf16) && R == 3) {
-    if (first) memset(sums, 0, sizeof(F) * R * M);
-    first = false;
     done = k / RowDot<T>::kStep * RowDot<T>::kStep;
-    if (done > 0) bf16_tile<M>(sums, w, x, ldx, done, ahead);
-    if (done == k) return;
+    if (done > 0) {
+      bf16_tile<M>(sums, w, x, ldx, done, ahead, !first);
+      if (done == k) return;
+      first = false;
+    }
   }
 #endif
   F acc[R][M];

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "vector/gemm.h"
+#include "vector/panel_pairs.h"
 
 namespace npu_ops {
 namespace {
@@ -24,55 +25,6 @@ struct WeightPanel {
     panel_rows<M>(c, ldc, a, lda, panel, k, add);
   }
 };
-
-#if defined(__AVX2__) && !defined(NPU_AVX512)
-// In assembly: what the compiler makes of it takes a third longer.
-#define NPU_PAIRS_ROW(at, x, n, m)                    \
-  "vbroadcastss " at ", %%ymm" x "\n\t"               \
-  "vfmadd231ps %%ymm12, %%ymm" x ", %%ymm" n "\n\t"   \
-  "vfmadd231ps %%ymm13, %%ymm" x ", %%ymm" m "\n\t"
-#define NPU_PAIRS_FIVE(at)                                                                                                          \
-  NPU_PAIRS_ROW(at "(%[a])", "14", "0", "1") NPU_PAIRS_ROW(at "(%[a],%[lda])", "15", "2", "3")                                      \
-  NPU_PAIRS_ROW(at "(%[a],%[lda],2)", "14", "4", "5") NPU_PAIRS_ROW(at "(%[a3])", "15", "6", "7") NPU_PAIRS_ROW(at "(%[a3],%[lda])", "14", "8", "9")
-#define NPU_PAIRS_SIX(at) NPU_PAIRS_FIVE(at) NPU_PAIRS_ROW(at "(%[a3],%[lda],2)", "15", "10", "11")
-#define NPU_PAIRS_LOAD(at, n, m) "vmovups " at ", %%ymm" n "\n\tvmovups 32" at ", %%ymm" m "\n\t"
-#define NPU_PAIRS_STORE(at, n, m) "vmovups %%ymm" n ", " at "\n\tvmovups %%ymm" m ", 32" at "\n\t"
-#define NPU_PAIRS_C5(DO) \
-  DO("(%[c])", "0", "1") DO("(%[c],%[ldc])", "2", "3") DO("(%[c],%[ldc],2)", "4", "5") DO("(%[c3])", "6", "7") DO("(%[c3],%[ldc])", "8", "9")
-#define NPU_PAIRS_C6(DO) NPU_PAIRS_C5(DO) DO("(%[c3],%[ldc],2)", "10", "11")
-#define NPU_PAIRS_LOOP(SUMS, ROWS)                                                                                                \
-  asm volatile(SUMS(NPU_PAIRS_LOAD)                                                                                               \
-               ".p2align 5\n\t1:\n\t"                                                                                             \
-               "vmovdqu (%[b]), %%ymm12\n\tvmovdqu 32(%[b]), %%ymm13\n\t"                                                         \
-               "vpslld $16, %%ymm12, %%ymm12\n\tvpslld $16, %%ymm13, %%ymm13\n\t" ROWS("")                                        \
-               "vpblendw $0xaa, (%[b]), %%ymm12, %%ymm12\n\tvpblendw $0xaa, 32(%[b]), %%ymm13, %%ymm13\n\t" ROWS("4")             \
-               "add $8, %[a]\n\tadd $8, %[a3]\n\tadd $64, %[b]\n\tdec %[pairs]\n\tjne 1b\n\t" SUMS(NPU_PAIRS_STORE)               \
-               : [a] "+r"(a), [a3] "+r"(a3), [b] "+r"(b), [pairs] "+r"(pairs)                                                     \
-               : [c] "r"(c), [c3] "r"(c3), [lda] "r"(lda), [ldc] "r"(ldc)                                                         \
-               : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",         \
-                 "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
-
-// c[M][16] += a[M][2 * pairs] * b; M is 5 or 6, pairs positive, strides in floats.
-template <int M>
-NPU_INLINE void multiply_pairs(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t pairs) {
-  static_assert(M == 5 || M == 6);
-  const float* a3 = a + 3 * lda;
-  float* c3 = c + 3 * ldc;
-  lda *= sizeof(float);
-  ldc *= sizeof(float);
-  if constexpr (M == 6) NPU_PAIRS_LOOP(NPU_PAIRS_C6, NPU_PAIRS_SIX);
-  else NPU_PAIRS_LOOP(NPU_PAIRS_C5, NPU_PAIRS_FIVE);
-}
-
-#undef NPU_PAIRS_ROW
-#undef NPU_PAIRS_FIVE
-#undef NPU_PAIRS_SIX
-#undef NPU_PAIRS_LOAD
-#undef NPU_PAIRS_STORE
-#undef NPU_PAIRS_C5
-#undef NPU_PAIRS_C6
-#undef NPU_PAIRS_LOOP
-#endif
 
 template <>
 struct WeightPanel<bf16> {
@@ -150,13 +102,29 @@ struct WeightPanel<bf16> {
 #endif
   }
 
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+  // As product, where the elements of A lie in lanes: a[k][kRows]. M: 5 or 6.
+  template <int M>
+  static NPU_INLINE void lane_product(float* c, int64_t ldc, const float* a, const float* panel, int64_t k, bool add) {
+    if (k >= 2) multiply_lanes<M>(c, ldc, a, panel, k / 2, add);
+    if (k % 2) {
+      const F b0 = first_of(panel + k / 2 * kPanel), b1 = first_of(panel + k / 2 * kPanel + W);
+      add = add || k > 1;
+      for (int i = 0; i < M; ++i) {
+        const F x = set1(a[(k - 1) * kRows + i]);
+        store(c + i * ldc, fma(x, b0, add ? load(c + i * ldc) : F{}));
+        store(c + i * ldc + W, fma(x, b1, add ? load(c + i * ldc + W) : F{}));
+      }
+    }
+  }
+#endif
+
   template <int M>
   static NPU_INLINE void product(float* c, int64_t ldc, const float* a, int64_t lda, const float* panel, int64_t k, bool add) {
 #if defined(__AVX2__) && !defined(NPU_AVX512)
     if constexpr (M >= 5)
       if (k >= 2) {
-        for (int i = 0; i < M && !add; ++i) store(c + i * ldc, F{}), store(c + i * ldc + W, F{});
-        multiply_pairs<M>(c, ldc, a, lda, panel, k / 2);
+        multiply_pairs<M>(c, ldc, a, lda, panel, k / 2, add);
         if (k % 2 == 0) return;
         a += k - 1;
         panel += k / 2 * kPanel;
@@ -245,6 +213,37 @@ struct FloatRows {
   int64_t ld;
 };
 
+// The same in lanes: the rows come in groups of kRows at most, of about equal size, whose elements lie side by side, [k][kRows]. One stream
+// of memory in place of six rows of it, each with a page of its own.
+struct LaneRows {
+  const float* data;
+  int64_t ld;  // floats from a group to the next
+};
+
+// Whether rows of T meet weights in lanes.
+template <class T>
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+constexpr bool kInLanes = __is_same(T, bf16);
+#else
+constexpr bool kInLanes = false;
+#endif
+constexpr int64_t kLeastInLanes = 20;  // rows: their groups have five at least
+
+// Floats of a group: what is past its end is overwritten.
+NPU_INLINE int64_t lane_length(int64_t k) { return k * kRows + W; }
+
+// Up to kRows rows of k elements into the lanes of a group; `row(i)` gives a row's address.
+template <class T, class Row>
+NPU_INLINE void pack_lanes(float* lanes, const Row& row, int64_t rows, int64_t k) {
+  static_assert(kRows <= W);
+  for_vectors(k, [&](int64_t j, auto n) {
+    F r[W];
+    for (int64_t i = 0; i < W; ++i) r[i] = i < rows ? load_n(row(i) + j, n) : F{};
+    transpose(r);
+    for (int64_t i = 0; i < lesser(W, k - j); ++i) store(lanes + (j + i) * kRows, r[i]);
+  });
+}
+
 // The rows [first, first + count) of x as floats from element `from` on, `lda` apart, in `a`.
 template <class T, class X>
 NPU_INLINE void rows_as_floats(float* a, int64_t lda, const X& x, int64_t first, int64_t count, int64_t last, int64_t from, int64_t depth) {
@@ -257,21 +256,54 @@ NPU_INLINE void rows_as_floats(float* a, int64_t lda, const X& x, int64_t first,
   }
 }
 
-// c[count][kBlockColumns] = rows of x by panels of weight rows, which meet floats; `x(i)` and `row(j)` are addresses, or x is FloatRows;
-// `rows(panel)`: how many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none. Takes the
-// thread's scratch slots 0, 1.
-template <class T, class X, class Row, class Rows>
-inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
+// A part of the rows after the other meets the panels, which steps(product) lists.
+template <class T, class X, class Steps, class Fetch>
+NPU_INLINE void rows_by_panels(float* c, int64_t count, const X& x, int64_t from, int64_t depth, const Steps& steps, const Fetch& fetch) {
   constexpr bool kReady = __is_same(X, FloatRows);
-  constexpr int64_t kDepth = kBlockDepth<T>;
-  const int64_t size = WeightPanel<T>::size(kDepth);
-  float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kBlockPanels * size));
-  int64_t lda = kDepth + W;
+  int64_t lda = kBlockDepth<T> + W;
   [[maybe_unused]] float* copy = nullptr;
   if constexpr (kReady)
     lda = x.ld;
   else
     copy = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockRows * lda));
+  const int64_t parts = ceil_div(count, kBlockRows);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t m = part * count / parts, some = (part + 1) * count / parts - m;
+    const float* a = copy;  // at element `from`
+    if constexpr (kReady)
+      a = x.data + m * lda + from;
+    else
+      rows_as_floats<T>(copy, lda, x, m, some, count - 1, from, depth);
+    steps([&](const float* panel, int64_t column, int64_t at, int64_t length) {
+      weight_panel_product<T>(some, c + m * kBlockColumns + column, kBlockColumns, a + at - from, lda, panel, length, at > 0, fetch);
+    });
+  }
+}
+
+template <class T, class Steps, class Fetch>
+NPU_INLINE void lanes_by_panels(float* c, int64_t count, const LaneRows& x, const Steps& steps, const Fetch& fetch) {
+  const int64_t groups = ceil_div(count, kRows), parts = ceil_div(count, kBlockRows);
+  for (int64_t part = 0; part < parts; ++part)
+    steps([&](const float* panel, int64_t column, int64_t at, int64_t length) {
+      for (int64_t g = part * groups / parts; g < (part + 1) * groups / parts; ++g) {
+        const int64_t m = g * count / groups;
+        float* out = c + m * kBlockColumns + column;
+        const float* a = x.data + g * x.ld + at * kRows;
+        if ((g + 1) * count / groups - m == kRows) WeightPanel<T>::template lane_product<kRows>(out, kBlockColumns, a, panel, length, at > 0);
+        else WeightPanel<T>::template lane_product<kRows - 1>(out, kBlockColumns, a, panel, length, at > 0);
+        fetch();
+      }
+    });
+}
+
+// c[count][kBlockColumns] = rows of x by panels of weight rows, which meet floats; `x(i)` and `row(j)` are addresses, or x is FloatRows or
+// LaneRows; `rows(panel)`: how many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none.
+// Takes the thread's scratch slots 0, 1.
+template <class T, class X, class Row, class Rows>
+inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
+  constexpr int64_t kDepth = kBlockDepth<T>;
+  const int64_t size = WeightPanel<T>::size(kDepth);
+  float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kBlockPanels * size));
   if (k == 0) memset(c, 0, sizeof(float) * count * kBlockColumns);
   for (int64_t from = 0; from < k; from += kDepth) {
     const int64_t depth = lesser(kDepth, k - from);
@@ -282,19 +314,13 @@ inline void block_product(float* c, int64_t count, const X& x, const Row& row, c
     const int64_t lines = (deeper || ahead) ? lesser(kDepth, deeper ? k - from - depth : k) * static_cast<int64_t>(sizeof(T)) / 64 : 0;
     const int64_t calls = ceil_div(count, kRows) * kBlockPanels * ceil_div(depth, kBlockStep);
     const FetchRows<Row> fetch{row, deeper ? from + depth : ahead, greater(1, lines), ceil_div(lines * kBlockColumns, greater(1, calls))};
-    const int64_t parts = ceil_div(count, kBlockRows);
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t m = part * count / parts, some = (part + 1) * count / parts - m;
-      const float* a = copy;
-      if constexpr (kReady)
-        a = x.data + m * lda + from;
-      else
-        rows_as_floats<T>(copy, lda, x, m, some, count - 1, from, depth);
+    const auto steps = [&](const auto& product) {  // product(panel, columns of c, from where on along k, how far)
       for (int64_t j = 0; j < kBlockPanels; ++j)
         for (int64_t step = 0; rows(j) > 0 && step < depth; step += kBlockStep)
-          weight_panel_product<T>(some, c + m * kBlockColumns + j * kPanel, kBlockColumns, a + step, lda, b + j * size + WeightPanel<T>::size(step),
-                                  lesser(kBlockStep, depth - step), from + step > 0, fetch);
-    }
+          product(b + j * size + WeightPanel<T>::size(step), j * kPanel, from + step, lesser(kBlockStep, depth - step));
+    };
+    if constexpr (__is_same(X, LaneRows)) lanes_by_panels<T>(c, count, x, steps, fetch);
+    else rows_by_panels<T>(c, count, x, from, depth, steps, fetch);
   }
 }
 

@@ -29,7 +29,7 @@ constexpr int64_t kFewRows = 12;
 #elif defined(NPU_AVX512)
 constexpr int64_t kFewRows = __is_same(T, bf16) ? 24 : 12;
 #elif defined(__AVX2__)
-constexpr int64_t kFewRows = __is_same(T, bf16) ? 64 : 18;  // shifts widen a weight row as fast as a packed panel
+constexpr int64_t kFewRows = __is_same(T, bf16) ? 32 : 18;  // shifts widen a weight row as fast as a packed panel
 #else
 constexpr int64_t kFewRows = 18;
 #endif
@@ -109,8 +109,8 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
   });
 }
 
-template <class T, class Epilogue>
-inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, const FloatRows& x, int64_t column, int64_t columns, bool more) {
+template <class T, class Epilogue, class X>
+inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, const X& x, int64_t column, int64_t columns, bool more) {
   constexpr int64_t kSide = kBlockColumns / Epilogue::kSides, kPanels = kBlockPanels / Epilogue::kSides;
   float* c = static_cast<float*>(thread_scratch(2, sizeof(float) * p.m * kBlockColumns));
   const T *w = static_cast<const T*>(p.w) + column * p.ldw, *ups = w + p.n / 2 * p.ldw;
@@ -120,20 +120,39 @@ inline void linear_columns(const LinearParams& p, const Epilogue& epilogue, cons
   for (int64_t m = 0; m < p.m; ++m) put_row(epilogue, m, column, columns, c + m * kBlockColumns, kSide);
 }
 
+// All of x as floats, in the order in which they meet the weights.
+template <class T>
+NPU_INLINE auto converted_rows(const LinearParams& p, const Parallel& parallel) {
+  const auto row = [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; };
+  if constexpr (kInLanes<T>) {
+    const int64_t groups = ceil_div(p.m, kRows), ld = lane_length(p.k);
+    float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * groups * ld));
+    parallel(groups, greater(1, 16384 / greater(1, kRows * p.k)), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t first = g * p.m / groups;
+        pack_lanes<T>(x + g * ld, [&](int64_t i) { return row(first + i); }, (g + 1) * p.m / groups - first, p.k);
+      }
+    });
+    return LaneRows{x, ld};
+  } else {
+    const int64_t ld = p.k % 512 ? p.k : p.k + W;
+    float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (p.m * ld + W)));
+    parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; ++m) for_vectors(p.k, [&](int64_t j, auto n) { store_n(x + m * ld + j, load_n(row(m) + j, n), n); });
+    });
+    return FloatRows{x, ld};
+  }
+}
+
 template <class T, class Epilogue>
 inline void linear_many(const LinearParams& p, const Epilogue& epilogue, const Parallel& parallel) {
   constexpr int64_t kSide = kBlockColumns / Epilogue::kSides;
-  const int64_t columns = p.n / Epilogue::kSides, blocks = ceil_div(columns, kSide), ldx = p.k % 512 ? p.k : p.k + W;
-  float* x = static_cast<float*>(thread_scratch(kCallerSlots, sizeof(float) * (p.m * ldx + W)));
-  parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      const T* line = static_cast<const T*>(p.x) + m * p.ldx;
-      for_vectors(p.k, [&](int64_t j, auto n) { store_n(x + m * ldx + j, load_n(line + j, n), n); });
-    }
-  });
+  static_assert(!kInLanes<T> || kFewRows<T> + 1 >= kLeastInLanes);
+  const int64_t columns = p.n / Epilogue::kSides, blocks = ceil_div(columns, kSide);
+  const auto x = converted_rows<T>(p, parallel);
   parallel(blocks, greater(1, blocks / (16 * parallel.num_threads())), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      linear_columns<T>(p, epilogue, {x, ldx}, i * kSide, lesser(kSide, columns - i * kSide), i + 1 < end && (i + 2) * kSide <= columns);
+      linear_columns<T>(p, epilogue, x, i * kSide, lesser(kSide, columns - i * kSide), i + 1 < end && (i + 2) * kSide <= columns);
   });
 }
 
