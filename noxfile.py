@@ -504,10 +504,10 @@ def next_python(session: nox.Session) -> str:
     python = str(NEXT / "bin" / "python")
     install = ("pip", "install", "--no-config", "--compile-bytecode", "--python", str(NEXT), *wheels_at_hand())
     overrides = NEXT / "overrides.txt"
-    # Nobody has the certifi that vLLM 0.33 asks for at least, and nothing may take another vLLM or torch.
+    # Nothing may take another vLLM or torch.
     if not any(NEXT.glob("lib/python*/site-packages/vllm")):
         uv(session, "venv", "--clear", str(NEXT))
-        overrides.write_text(f"certifi\n{NEXT_VLLM}\n{NEXT_TORCH}")
+        overrides.write_text(f"{NEXT_VLLM}\n{NEXT_TORCH}")
         # Its requirements come from what was built: the index tells those of the CUDA build.
         empty = {"VLLM_TARGET_DEVICE": "empty", "VLLM_SKIP_VERSION_SUFFIX": "1"}
         uv(session, *install, "--no-deps", "--no-binary", "vllm", NEXT_VLLM, env=empty)
