@@ -1,7 +1,8 @@
-"""Embeddings of encoders on npu equal transformers'."""
+"""Embeddings and classes on npu equal transformers', those of the first start on a machine too."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,28 +20,62 @@ POOLERS: dict[str, dict[str, Any]] = {
     "last": {"pooling_type": "LAST"},
     "mean": {"seq_pooling_type": "MEAN", "use_activation": False},  # of any length
 }
+WIDTHS = {"qwen3": 320, "sorter": 192}
+POOLED = dict.fromkeys(models.ENCODERS, "first") | {"last": "last", "mean": "mean", "qwen3": "last"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, EngineRun]]:
     folder = tmp_path_factory.mktemp("encoders")
-    made = {name: make(folder / name) for name, make in models.ENCODERS.items()}
+    # language models that are without their head; each has a width of its own, so that none finds measured what another has
+    made = {
+        "qwen3": models.with_tokenizer(
+            models.tiny_qwen3(folder / "qwen3", hidden_size=WIDTHS["qwen3"], tie_word_embeddings=False)
+        ),
+        "sorter": models.tiny_sorter(folder / "sorter", labels=3, hidden_size=WIDTHS["sorter"]),
+    }
+    made |= {name: make(folder / name) for name, make in models.ENCODERS.items()}
     cases: dict[str, tuple[Path, dict[str, Any]]] = {name: (model, {}) for name, model in made.items()}
     cases |= {name: (made["bert"], {"pooler_config": pooler}) for name, pooler in POOLERS.items()}
-    rounds = [{"prompts": PROMPTS}, {"prompts": PROMPTS[::-1]}]
     scenarios = [
-        {"engine": SETTINGS | {"model": str(model)} | more, "rounds": rounds} for model, more in cases.values()
+        {
+            "engine": SETTINGS | {"model": str(model)} | more,
+            "rounds": [{"prompts": prompts, "task": task(name)} for prompts in (PROMPTS, PROMPTS[::-1])],
+        }
+        for name, (model, more) in cases.items()
     ]
-    outcome = run_scenarios(folder, scenarios)
+    # where no linear layer has been measured, as on a new machine
+    outcome = run_scenarios(folder, scenarios, {"VLLM_CACHE_ROOT": str(folder / "cache")})
     return {name: (cases[name][0], run) for name, run in zip(cases, outcome, strict=True)}
 
 
-@pytest.mark.parametrize("name", [*models.ENCODERS, *POOLERS])
+def task(name: str) -> str:
+    """Return what is asked of a model."""
+    return "classify" if name == "sorter" else "embed"
+
+
+@pytest.mark.parametrize("name", POOLED)
 def test_embeddings_of_mixed_batches(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> None:
     folder, run = runs[name]
+    compare(run, "embedding", judges.embedder(folder, pool=POOLED[name]))
+
+
+def test_classes_of_mixed_batches(runs: dict[str, tuple[Path, EngineRun]]) -> None:
+    folder, run = runs["sorter"]
+    compare(run, "probs", judges.sorter(folder))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "sorter"])
+def test_linear_layers_were_measured(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> None:
+    folder, _ = runs[name]
+    (file,) = (folder.parent / "cache" / "npu_ops").glob("linear-*.json")
+    assert any(shape.endswith(f"x{WIDTHS[name]}") for shape in json.loads(file.read_text())["shapes"])
+
+
+def compare(run: EngineRun, field: str, judge: judges.Embedder) -> None:
+    """Compare both rounds with what transformers says."""
     assert run.platform == "npu"
-    embed = judges.embedder(folder, pool=name if name in POOLERS else "first")
     for prompt, output, again in zip(PROMPTS, run.rounds[0], run.rounds[1][::-1], strict=True):
-        expected = embed({"prompts": prompt})
+        expected = judge({"prompts": prompt})
         for answer in (output, again):
-            torch.testing.assert_close(torch.tensor(answer["embedding"]), expected, atol=2e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(answer[field]), expected, atol=2e-5, rtol=0)

@@ -52,8 +52,8 @@ def run_engine(
     A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``.
     ``"seen"``, ``"watched"`` and ``"heard"`` are the numbers of each prompt's image, video or recording
     (``tests.support.multimodal``).
-    With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``. With a
-    ``profiler_config`` the rounds are profiled.
+    With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``, or with
+    ``"task": "classify"`` ``{"probs": [float]}``. With a ``profiler_config`` the rounds are profiled.
     """
     return run_engines(folder, [model], rounds, environ, **engine)[0]
 
@@ -163,7 +163,7 @@ def look_at(model: Path) -> None:
 
 def _round(llm: Any, pooling: bool, one: dict[str, Any]) -> list[dict[str, Any]]:
     if "calls" not in one:
-        return (_embed if pooling else _generate)(llm, **one)
+        return (_pool if pooling else _generate)(llm, **one)
     settle(llm)
     for name, arguments in one["calls"]:
         getattr(llm, name)(**arguments)
@@ -221,9 +221,10 @@ def _parameters(sampling: dict[str, Any]) -> Any:
     return SamplingParams(**sampling)
 
 
-def _embed(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
-    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
-    return [{"embedding": output.outputs.embedding} for output in outputs]
+def _pool(llm: Any, prompts: list[list[int]], task: str = "embed") -> list[dict[str, Any]]:
+    outputs = getattr(llm, task)([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    field = {"embed": "embedding", "classify": "probs"}[task]
+    return [{field: getattr(output.outputs, field)} for output in outputs]
 
 
 def _logprobs(output: Any) -> dict[str, Any]:

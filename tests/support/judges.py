@@ -26,13 +26,14 @@ __all__ = [
     "of_seeing",
     "of_text",
     "requests",
+    "sorter",
 ]
 
 Judge = Callable[[dict[str, Any], list[int]], torch.Tensor]
 """Takes a request and its continuation; returns float32 [len(continuation), vocabulary], the logprobs at each step."""
 
 Embedder = Callable[[dict[str, Any]], torch.Tensor]
-"""Takes a request; returns the embedding of its prompt, float32 of length 1."""
+"""Takes a request; returns a float32 vector of its prompt: the embedding, of length 1, or a probability for each label."""
 
 
 def requests(one: dict[str, Any]) -> list[dict[str, Any]]:
@@ -120,6 +121,17 @@ def embedder(folder: Path, dtype: torch.dtype = torch.float32, pool: str = "firs
         return torch.nn.functional.normalize(tokens[0 if pool == "first" else -1], dim=0)
 
     return torch.inference_mode()(embed)
+
+
+def sorter(folder: Path, dtype: torch.dtype = torch.float32) -> Embedder:
+    """Return what gives each label's probability for a prompt."""
+    reference = transformers.AutoModelForSequenceClassification
+    model = reference.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+
+    def sort(request: dict[str, Any]) -> torch.Tensor:
+        return model(torch.tensor([request["prompts"]])).logits[0].float().softmax(0)
+
+    return torch.inference_mode()(sort)
 
 
 def _logprobs(answer: Any, steps: int) -> torch.Tensor:

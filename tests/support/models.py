@@ -44,6 +44,7 @@ __all__ = [
     "tiny_nemotron_h",
     "tiny_qwen3",
     "tiny_qwen3_moe",
+    "tiny_sorter",
     "with_tokenizer",
 ]
 
@@ -194,6 +195,17 @@ def tiny_classifier(folder: Path, *, labels: int, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = transformers.BertForSequenceClassification(config).float()
+        roughen_vectors(model)
+    model.save_pretrained(folder)
+    return with_tokenizer(folder)
+
+
+def tiny_sorter(folder: Path, *, labels: int, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3 with a head that sorts texts by their last token; it is without the head that says tokens."""
+    shape = _SHAPE | {"tie_word_embeddings": False, "num_labels": labels, "pad_token_id": 0} | changes
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**shape)).float()
         roughen_vectors(model)
     model.save_pretrained(folder)
     return with_tokenizer(folder)

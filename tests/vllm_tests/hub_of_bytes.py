@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LENGTH = {"max_position_embeddings": 32768}
 _SORTED = 34000  # tokens of Qwen2 that sorts: the largest id that tests name is 33808; E5's is 133888
 _E5_TOKENS = 134000
+_NAMED = 6144  # tokens of Qwen2.5 of which tests ask for the logprobs of 5000
 _E5_PIECES = {
     "<s>": 0,
     "</s>": 2,
@@ -263,6 +264,10 @@ def _changed(folder: Path, **changes: Any) -> Path:
 
 _LLAMA = _of_bytes(models.tiny_llama, **_LENGTH)
 _QWEN2 = _of_bytes(lambda folder: models._save(transformers.Qwen2Config(**hub._SMALL | _LENGTH), folder, 0))
+_QWEN2_5 = _of_bytes(
+    lambda folder: models._save(transformers.Qwen2Config(**hub._SMALL | _LENGTH | {"vocab_size": _NAMED}), folder, 0),
+    _NAMED,
+)
 _QWEN3 = _of_bytes(models.tiny_qwen3, **_LENGTH)
 _E5 = _framed(_pooling(_encoder, _E5_PIECES, _E5_TOKENS, width=384, tokens=_E5_TOKENS))
 _MINILM = _pooling(_encoder, width=384)
@@ -290,7 +295,7 @@ MODELS: dict[str, hub.Make] = {
     "Qwen/Qwen3-8B": _QWEN3,
     "Qwen/Qwen2-1.5B-Instruct": _generating(_QWEN2, eos_token_id=[*range(1024, models.VOCABULARY, 64)]),
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN2,
-    "Qwen/Qwen2.5-1.5B-Instruct": _generating(_QWEN2, max_new_tokens=256),
+    "Qwen/Qwen2.5-1.5B-Instruct": _generating(_QWEN2_5, max_new_tokens=256),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN2,
     "openai-community/gpt2": hub.gpt2,
     "gpt2": hub.gpt2,
