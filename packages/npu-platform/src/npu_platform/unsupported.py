@@ -166,7 +166,7 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
     if vllm_config.parallel_config.expert_placement_strategy != "linear":
         yield "A rank has neighbouring experts on npu: leave out --expert-placement-strategy."
     if vllm_config.aux_output_config.enabled:
-        yield "The V1 model runner does not record routed experts: leave out --enable-return-routed-experts."
+        yield "Routed experts are not recorded on npu: leave out --enable-return-routed-experts."
 
 
 def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
