@@ -33,9 +33,9 @@ def serve_pair(folder: Path, *, devices: tuple[int, int] = (1, 1), **more: Any) 
     secret = folder / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o600)
-    arguments, environs = [], []
-    for count, peers in zip(devices, ([], ["127.0.0.1"]), strict=True):
-        place = {"host": "127.0.0.1", "port": free_port(), "secret_file": str(secret), "peers": peers}
+    arguments, environs, ports = [], [], (free_port(), free_port())
+    for count, port, peers in zip(devices, ports, ([], ["127.0.0.1"]), strict=True):
+        place = {"host": "127.0.0.1", "port": port, "secret_file": str(secret), "peers": peers}
         tier = {"type": "p2p", "transport": "tcp", "deadline": 3.0, "revision": "demo"} | place
         extra = {"cpu_bytes_to_use": "64MiB", "secondary_tiers": [tier]} | more
         transfer = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
@@ -44,7 +44,7 @@ def serve_pair(folder: Path, *, devices: tuple[int, int] = (1, 1), **more: Any) 
         arguments.append(["--kv-transfer-config", json.dumps(transfer), *own])
         environs.append({"NPU_SIMULATOR_DEVICES": str(count), "NPU_SIMULATOR_MEMORY": "2GiB"})
     with serve_both(folder, *arguments, *environs) as pair:
-        yield pair
+        yield pair._replace(ports=ports)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,35 @@ def test_what_a_client_makes_up_costs_a_computation(pair: Pair) -> None:
     assert fetched(pair.decode) == before
 
 
+def source(pair: Pair) -> dict[str, Any]:
+    """Return what names the prefill server as one that may have a prompt's blocks."""
+    return {"remote_kv_source": {"kv_request_id": "any", "remote_host": "127.0.0.1", "remote_port": pair.ports[0]}}
+
+
+def test_a_server_is_asked_for_what_it_computed_for_its_own_clients(pair: Pair) -> None:
+    """It has no request then, and wakes for the question."""
+    prompts = [f"{number} {PROMPTS[number % 4]}" for number in range(400, 404)]
+    before, failures = fetched(pair.decode), metric(pair.decode, "vllm:npu_kv_p2p_failures_total")
+    for prompt in prompts:
+        wanted = text(pair.prefill, prompt)
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert text(pair.decode, prompt, kv_transfer_params=source(pair)) == wanted == alone(pair.decode, prompt)
+        assert time.monotonic() - began < 20
+    assert fetched(pair.decode) - before > 4 * len(prompts)
+    assert metric(pair.decode, "vllm:npu_kv_p2p_failures_total") == failures
+
+
+def test_what_the_asked_server_does_not_have_is_computed(pair: Pair) -> None:
+    before = fetched(pair.decode)
+    prompt = f"410 {PROMPTS[0]}"
+    assert text(pair.decode, prompt, kv_transfer_params=source(pair)) == alone(pair.decode, prompt)
+    text(pair.prefill, f"411 {PROMPTS[0]}")
+    salted = text(pair.decode, f"411 {PROMPTS[0]}", cache_salt="another's", kv_transfer_params=source(pair))
+    assert salted == alone(pair.decode, f"411 {PROMPTS[0]}")
+    assert fetched(pair.decode) == before
+
+
 def test_many_at_once(pair: Pair) -> None:
     prompts = [f"{number} {PROMPTS[number % 4]}" for number in range(300, 316)]
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
@@ -124,9 +153,10 @@ def test_many_at_once(pair: Pair) -> None:
 
 
 def test_a_prefill_server_that_stalls_and_dies_costs_a_computation(pair: Pair) -> None:
-    stalled, dead, gone = (f"{number} {PROMPTS[2]}" for number in range(200, 203))
+    stalled, dead, gone, asked = (f"{number} {PROMPTS[2]}" for number in range(200, 204))
+    text(pair.prefill, asked)
     params = {prompt: prefill(pair, prompt) for prompt in (stalled, dead)}
-    wanted = {prompt: alone(pair.decode, prompt) for prompt in (stalled, dead, gone)}
+    wanted = {prompt: alone(pair.decode, prompt) for prompt in (stalled, dead, gone, asked)}
     os.killpg(pair.prefill.pid, signal.SIGSTOP)
     assert text(pair.decode, stalled, kv_transfer_params=params[stalled]) == wanted[stalled]
     with concurrent.futures.ThreadPoolExecutor(1) as client:
@@ -135,6 +165,7 @@ def test_a_prefill_server_that_stalls_and_dies_costs_a_computation(pair: Pair) -
         os.killpg(pair.prefill.pid, signal.SIGKILL)
         assert answer.result(60) == wanted[dead]
     assert through(pair, gone) == wanted[gone]
+    assert text(pair.decode, asked, kv_transfer_params=source(pair)) == wanted[asked]
     assert until(lambda: bool(alone(pair.decode, "1")) and metric(pair.decode, "vllm:npu_kv_p2p_failures_total") > 0)
 
 

@@ -45,6 +45,8 @@ class Pair(NamedTuple):
     prefill: Server
     decode: Server
     proxy: str
+    ports: tuple[int, ...] = ()
+    """Of their tiers."""
 
 
 @contextlib.contextmanager

@@ -148,6 +148,7 @@ def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serv
     chance = random.Random(1)
     good = [
         messages.encode(Find(0, 1, REALM, "0", "t", 0.0, [NAME])),
+        messages.encode(Find(0, 2, REALM, "0", "t", 0.0, [], [bytes(36)])),
         messages.encode(Get(0, params["remote_request_id"], [NAME])),
         messages.encode(Keep(["t"])),
     ]

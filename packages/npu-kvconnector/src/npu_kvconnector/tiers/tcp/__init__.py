@@ -2,5 +2,6 @@
 
 ``config.py`` says what users may write, ``params.py`` what requests carry, ``messages.py`` what peers say to each
 other. ``outbox.py`` holds blocks on the prefill server and ``server.py`` hands them out; ``client.py`` asks for them on
-the decode server. ``exchange.py`` does both in a background thread, and ``manager.py`` is vLLM's interface over it.
+the decode server. ``probe.py`` answers peers that ask for whatever is here. ``exchange.py`` does all that in a
+background thread, and ``manager.py`` is vLLM's interface over it.
 """

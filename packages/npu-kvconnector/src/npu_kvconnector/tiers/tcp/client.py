@@ -98,11 +98,16 @@ class Peer:
             wait = _WAIT_SHARE * self._deadline
             return Find(seq, VERSION, self._kind.realm, self._kind.seed(), transfer, wait, list(names))
 
-        answer, _ = await self._ask(question)
-        if not isinstance(answer, Found) or len(answer.found) != len(names):
-            raise self._failed(_OTHER_ANSWER)
-        self._breaker.succeed()
-        return answer.found
+        return await self._find(question, len(names))
+
+    async def probe(self, transfer: str, keys: Sequence[bytes]) -> list[bool]:
+        """Say for each key whether the peer has the block anywhere; those that it has are in the transfer then."""
+
+        def question(seq: int) -> Find:
+            wait = _WAIT_SHARE * self._deadline
+            return Find(seq, VERSION, self._kind.realm, self._kind.seed(), transfer, wait, [], list(keys))
+
+        return await self._find(question, len(keys))
 
     async def get(self, transfer: str, names: Sequence[bytes]) -> list[Buffer]:
         """Return the sealed blocks of these names, as they came; empty ones are not there."""
@@ -131,6 +136,13 @@ class Peer:
             self._connections[place] = None
             if connection is not None:
                 connection.close("the connection was given up")
+
+    async def _find(self, question: Callable[[int], Find], number: int) -> list[bool]:
+        answer, _ = await self._ask(question)
+        if not isinstance(answer, Found) or len(answer.found) != number:
+            raise self._failed(_OTHER_ANSWER)
+        self._breaker.succeed()
+        return answer.found
 
     async def _ask(self, question: Callable[[int], Any]) -> tuple[Any, list[Buffer]]:
         if self.is_left_alone:

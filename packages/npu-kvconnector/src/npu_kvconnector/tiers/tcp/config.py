@@ -53,7 +53,7 @@ class TcpConfig:
     deadline: float = 5.0
     """Seconds that an answer may take, or a part of the blocks; what has not come by then is computed."""
     pending_bytes: int = 64 * 2**20
-    """Bytes of blocks asked for at a time, of all peers together."""
+    """Bytes of blocks asked for at a time, of all peers together; and of those pinned in the host tier for peers."""
     num_threads: int = 2
     """Threads that encrypt and carry blocks, and connections to a peer; one moved 0.45 GB/s on a Xeon."""
     namespace: str = ""

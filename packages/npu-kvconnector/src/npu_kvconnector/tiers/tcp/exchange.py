@@ -20,6 +20,7 @@ from npu_kvconnector.p2p.channel import ChannelKeys
 from npu_kvconnector.tiers.remote.store import all_of
 from npu_kvconnector.tiers.tcp.client import Peer
 from npu_kvconnector.tiers.tcp.outbox import Outbox
+from npu_kvconnector.tiers.tcp.probe import Probes
 from npu_kvconnector.tiers.tcp.server import BlockServer
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from npu_kvconnector.envelope import Realm
     from npu_kvconnector.tiers.tcp.config import TcpConfig
     from npu_kvconnector.tiers.tcp.params import Source
+    from npu_kvconnector.tiers.tcp.probe import Probe
     from npu_kvconnector.tiers.tcp.server import Kind
 
 __all__ = ["Exchange"]
@@ -55,6 +57,7 @@ class Exchange:
         memory: memoryview,
         block_bytes: int,
         count: Callable[[str, int], None],
+        ring: Callable[[], None],
     ) -> None:
         """Begin without a connection.
 
@@ -66,7 +69,9 @@ class Exchange:
             memory: the host tier, as bytes.
             block_bytes: of a chunk of it.
             count: called with "sent", "dropped", "expired", "rejected", "late" or "failures", and a number.
+            ring: lets an engine that has nothing to do take a step.
         """
+        self.probes = Probes(max(1, config.pending_bytes // block_bytes), ring)
         self.outbox = Outbox(config.bytes, config.unbound_store_timeout_s)
         self.peers: dict[str, Peer] = {}
         self._deadline = config.deadline
@@ -93,7 +98,9 @@ class Exchange:
         self._context = zmq.asyncio.Context(self._num_threads)
         address = f"tcp://{_numeric(host)}:{port}"
         try:
-            self._server = BlockServer(self._context, address, self._keys, self.outbox, self._kind, self._count)
+            self._server = BlockServer(
+                self._context, address, self._keys, self.outbox, self.probes, self._kind, self._count
+            )
         except zmq.ZMQError as error:
             msg = f"the p2p tier cannot listen on {host}:{port} ({error}): set host and port in its options"
             raise OptionError(msg) from error
@@ -136,6 +143,21 @@ class Exchange:
             self._count("dropped", len(pairs) - len(held))
         return held
 
+    async def hold_for(self, job: TransferJob, probe: Probe) -> list[OffloadKey]:
+        """Seal a job's blocks for a peer that has asked for what is here."""
+        try:
+            probe.held.update(await self.hold(job, probe.transfer))
+        finally:
+            if probe.is_cancelled:
+                self.outbox.drop([probe.transfer])
+            probe.jobs.discard(job.job_id)
+            probe.note()
+        return list(job.keys)  # what there was no room for is the peer's loss alone
+
+    async def settle(self, probe: Probe) -> None:
+        """Take note that all has been looked up that a peer has asked for."""
+        probe.note()
+
     def _seal(self, part: list[tuple[OffloadKey, int]]) -> list[bytearray]:
         """Return copies of chunks as records; in a thread of its own."""
         records = []
@@ -165,6 +187,9 @@ class Exchange:
     async def find(self, source: Source, keys: Sequence[OffloadKey]) -> list[bool]:
         """Say for each key whether the peer has its block; it has none if it does not say so."""
         try:
+            if source.is_probe:
+                await self.want(source)
+                return await self._peer(source).probe(source.transfer, keys)
             return await self._peer(source).find(source.transfer, [self._realm.name(key) for key in keys])
         except StoreError:  # counted, and logged
             return [False] * len(keys)

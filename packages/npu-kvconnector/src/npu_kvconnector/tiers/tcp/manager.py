@@ -32,6 +32,7 @@ from npu_kvconnector.tiers.sealed import SealedTier
 from npu_kvconnector.tiers.tcp.config import TcpConfig
 from npu_kvconnector.tiers.tcp.exchange import Exchange
 from npu_kvconnector.tiers.tcp.params import Destination, Source, destination_of, params_for, source_of
+from npu_kvconnector.tiers.tcp.probe import engine_bell
 from npu_kvconnector.tiers.tcp.server import Kind
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
         ReqContext,
         ScheduleEndContext,
     )
-    from vllm.v1.kv_offload.tiering.base import JobId, TransferJob
+    from vllm.v1.kv_offload.tiering.base import JobId, ParentManager, TransferJob
+
+    from npu_kvconnector.tiers.tcp.probe import Probe
 
 __all__ = ["TcpTierManager"]
 
@@ -96,6 +99,7 @@ class TcpTierManager(SealedTier):
             self._memory,
             block_bytes,
             lambda what, number: self._count(_NOTED[what], number),
+            engine_bell(),
         )
         self._loop = BackgroundLoop("npu-kv-p2p")
         try:
@@ -117,7 +121,8 @@ class TcpTierManager(SealedTier):
         source = source_of(params)
         if source is not None and self._may_read(source):
             req_context.set_state(source)
-            self._loop.submit(self._exchange.want(source))
+            if not source.is_probe:  # that peer holds nothing yet
+                self._loop.submit(self._exchange.want(source))
         destination = destination_of(params)
         if destination is None:
             return RequestOffloadingContext()
@@ -167,8 +172,19 @@ class TcpTierManager(SealedTier):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs done since the last call."""
         finished = list(super().get_finished_jobs())
-        self._jobs.difference_update(result.job_id for result in finished)
+        jobs = [result.job_id for result in finished]
+        self._jobs.difference_update(jobs)
+        self._exchange.probes.end(jobs)
         return finished
+
+    def has_pending_work(self) -> bool:
+        """Return whether a peer waits for an answer that takes a step."""
+        return self._exchange.probes.is_waiting
+
+    def serve_external_requests(self, parent: ParentManager) -> None:
+        """Look up what peers ask for that was not computed for them."""
+        for probe in self._exchange.probes.serve(parent, self._seal_for):
+            self._loop.submit(self._exchange.settle(probe))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's questions, those of a request together; requests that run want nothing more."""
@@ -221,8 +237,12 @@ class TcpTierManager(SealedTier):
             return True
         if (source.host, source.port) not in self._refused and len(self._refused) < _MOST_REFUSALS:
             self._refused.add((source.host, source.port))
-            logger.warning("A request is to be read from %s:%d, which is not among the peers: computed", *source[1:])
+            logger.warning("A request is to be read from %s, which is not among the peers: computed", source.address)
         return False
+
+    def _seal_for(self, job: TransferJob, probe: Probe) -> None:
+        self._jobs.add(job.job_id)
+        self._loop.submit(self._run(job, self._exchange.hold_for(job, probe)))
 
     def _end_question(self, request: str) -> None:
         question = self._questions.pop(request, None)

@@ -25,7 +25,7 @@ __all__ = [
     "encode",
 ]
 
-VERSION = 1
+VERSION = 2
 """Of this protocol; peers of another are refused by name."""
 
 LONGEST_ASK = 4 << 20
@@ -35,6 +35,7 @@ HASH_SEED = "PYTHONHASHSEED"
 
 Seq = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Key = Annotated[bytes, msgspec.Meta(min_length=36, max_length=36)]
 Transfer = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Realm = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
@@ -51,6 +52,9 @@ class Find(msgspec.Struct, tag="find", array_like=True, frozen=True):
     wait: Annotated[float, msgspec.Meta(ge=0)]
     """Seconds after which the answer is what there is."""
     names: list[Name]
+    keys: list[Key] = []
+    """Where there are any, these are asked for, and of all that the server has; what is found is in the transfer then.
+    They are vLLM's, since the host tier is not indexed by names. Who holds the secret could make the names of them."""
 
 
 class Get(msgspec.Struct, tag="get", array_like=True, frozen=True):

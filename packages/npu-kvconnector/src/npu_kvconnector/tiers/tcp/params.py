@@ -2,7 +2,8 @@
 
 Two dialects are understood. In that of vLLM's NIXL connectors a proxy asks the prefill server with ``do_remote_decode``
 and hands what it answers to the decode server. In that of vLLM's p2p tier the proxy names the transfer itself, in
-``remote_decoder`` and ``remote_prefiller``.
+``remote_decoder`` and ``remote_prefiller``; with ``remote_kv_source`` it names a server that may have the blocks for
+whatever reason.
 
 Nothing here is signed, because nothing here has to be believed: a server dials its ``peers`` alone, and asks them for
 blocks by keyed names of its own request's tokens, adapter and salt, which open under no other. What a client makes up
@@ -29,6 +30,8 @@ class Source(NamedTuple):
     transfer: str
     host: str
     port: int
+    is_probe: bool = False
+    """Whether the server is asked for all that it has, not for what it computed for this transfer."""
 
     @property
     def address(self) -> str:
@@ -47,10 +50,12 @@ class Destination(NamedTuple):
 def source_of(params: Mapping[str, Any] | None) -> Source | None:
     """Return where to read a request's blocks, or None where it does not say so (or not what can be one)."""
     fields: Any = None
+    is_probe = False
     if params and params.get("do_remote_prefill"):
         fields, name = params, "remote_request_id"
     elif params:
-        fields, name = params.get("remote_prefiller"), "kv_request_id"
+        is_probe = params.get("remote_prefiller") is None
+        fields, name = params.get("remote_kv_source" if is_probe else "remote_prefiller"), "kv_request_id"
     if not isinstance(fields, dict):
         return None
     transfer, host, port = fields.get(name), fields.get("remote_host"), fields.get("remote_port")
@@ -58,7 +63,9 @@ def source_of(params: Mapping[str, Any] | None) -> Source | None:
         return None
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port <= _HIGHEST_PORT:
         return None
-    return Source(transfer, host, port)
+    if is_probe:  # under a name of its own: two requests may carry the same one, and each gives its blocks up
+        transfer = uuid.uuid4().hex
+    return Source(transfer, host, port, is_probe)
 
 
 def destination_of(params: Mapping[str, Any] | None) -> Destination | None:

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadKey
 
 from npu_kvconnector.tiers.tcp import messages
 from npu_kvconnector.tiers.tcp.messages import VERSION, Blocks, Done, Find, Found, Get, Keep, Refused
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.p2p.channel import ChannelKeys
     from npu_kvconnector.tiers.tcp.outbox import Outbox
+    from npu_kvconnector.tiers.tcp.probe import Probes
 
 __all__ = ["BlockServer", "Kind", "prepare"]
 
@@ -54,6 +56,7 @@ class BlockServer:
         address: str,
         keys: ChannelKeys,
         outbox: Outbox,
+        probes: Probes,
         kind: Kind,
         note: Callable[[str, int], None],
     ) -> None:
@@ -64,6 +67,7 @@ class BlockServer:
             address: "tcp://host:port".
             keys: of the channel, of the servers that share a secret.
             outbox: what is handed out.
+            probes: fills it with what else is here.
             kind: of the blocks in it.
             note: called with "sent" or "expired" and a number of blocks.
 
@@ -71,6 +75,7 @@ class BlockServer:
             zmq.ZMQError: the address cannot be listened on.
         """
         self._outbox = outbox
+        self._probes = probes
         self._kind = kind
         self._note = note
         self._waiting: set[asyncio.Task[None]] = set()
@@ -127,6 +132,7 @@ class BlockServer:
             case Keep():
                 self._outbox.keep(message.transfers)
             case Done():
+                self._probes.cancel(message.transfers)
                 self._outbox.drop(message.transfers)
 
     async def _find(self, identity: bytes, message: Find) -> None:
@@ -142,7 +148,10 @@ class BlockServer:
         task.add_done_callback(self._waiting.discard)
 
     async def _answer(self, identity: bytes, message: Find, wait: float) -> None:
-        found = await self._outbox.find(message.transfer, message.names, wait)
+        if message.keys:
+            found = await self._probes.ask(message.transfer, [OffloadKey(key) for key in message.keys], wait)
+        else:
+            found = await self._outbox.find(message.transfer, message.names, wait)
         await self._send(identity, Found(message.seq, found))
 
     async def _send(self, identity: bytes, message: Any, *records: Any) -> None:
