@@ -17,7 +17,7 @@ from npu_kvconnector.tiers.tcp import messages
 from npu_kvconnector.tiers.tcp.messages import Blocks, Find, Found, Get, Keep, Refused
 from npu_kvconnector.tiers.tcp.params import params_for
 from tests.support.fuzz import damaged
-from tests.support.remote_tier import BLOCK, block_of
+from tests.support.remote_tier import BLOCK, block_of, key_of
 from tests.support.stores import free_port
 from tests.support.tcp_tier import TcpServer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 KEYS = ChannelKeys.derive(b"0123456789abcdef")
 NAME, REALM = bytes(32), bytes(16)
+KEYS_OF_VLLM = [key_of(number) for number in range(3)]
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def found_first(answer: Callable[[int], list[bytes]]) -> Callable[[list[bytes]],
     def reply(question: list[bytes]) -> list[bytes]:
         message = messages.QUESTIONS.decode(question[0])
         if isinstance(message, Find):
-            return [messages.encode(Found(message.seq, [True] * len(message.names)))]
+            return [messages.encode(Found(message.seq, [True] * len(message.keys or message.names)))]
         return answer(message.seq) if isinstance(message, Get) else [b""]
 
     return reply
@@ -112,6 +113,20 @@ def test_answers_to_the_question_that_are_none_are_misses(serve: Serve, answer: 
     assert decode.counts()["failures"] >= 1
 
 
+def test_who_claims_to_have_everything_is_not_believed_either(serve: Serve) -> None:
+    two = serve({"deadline": 0.5})
+    with liar(
+        found_first(lambda seq: [messages.encode(Blocks(seq)), *(os.urandom(128 + BLOCK) for _ in "ab")])
+    ) as params:
+        place = {"kv_request_id": "t", "remote_host": params["remote_host"], "remote_port": params["remote_port"]}
+        request = two.begin({"remote_kv_source": place})
+        assert two.lookup(request, 1, 2) == [True, True]
+        result, blocks = two.load(request, 1, 2)
+    assert not result.successful_keys
+    assert blocks == [b"\xee" * BLOCK] * 2
+    assert two.counts()["rejected_blocks"] == 2
+
+
 def test_damaged_answers_never_become_blocks(serve: Serve) -> None:
     """Answers of a real server, damaged in all ways of the project's fuzzer; a block that loads is the right one."""
     prefill, decode = serve(), serve({"deadline": 0.2})
@@ -145,10 +160,10 @@ def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serv
     prefill, decode = serve(), serve()
     params = prefill.compute(*range(10))
     assert params is not None
-    chance = random.Random(1)
+    chance, kind = random.Random(1), prefill.tier._exchange._kind
     good = [
         messages.encode(Find(0, 1, REALM, "0", "t", 0.0, [NAME])),
-        messages.encode(Find(0, 2, REALM, "0", "t", 0.0, [], [bytes(36)])),
+        messages.encode(Find(0, messages.VERSION, kind.realm, kind.seed(), "t", 0.0, [], [bytes(36), *KEYS_OF_VLLM])),
         messages.encode(Get(0, params["remote_request_id"], [NAME])),
         messages.encode(Keep(["t"])),
     ]

@@ -7,7 +7,7 @@ whatever reason.
 
 Nothing here is signed, because nothing here has to be believed: a server dials its ``peers`` alone, and asks them for
 blocks by keyed names of its own request's tokens, adapter and salt, which open under no other. What a client makes up
-leads to a miss.
+leads to a miss; asked for what it has, a peer looks into its tiers for blocks of these tokens, within its bounds.
 """
 
 from __future__ import annotations
