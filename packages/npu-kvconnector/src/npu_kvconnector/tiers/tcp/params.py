@@ -6,7 +6,7 @@ and hands what it answers to the decode server. In that of vLLM's p2p tier the p
 whatever reason.
 
 Nothing here is signed, because nothing here has to be believed: a server dials its ``peers`` alone, and asks them for
-blocks by keyed names of its own request's tokens, adapter and salt, which open under no other. What a client makes up
+blocks of its own request's tokens, adapter and salt, which open under no other keyed name. What a client makes up
 leads to a miss; asked for what it has, a peer looks into its tiers for blocks of these tokens, within its bounds.
 """
 
