@@ -183,8 +183,7 @@ class TcpTierManager(SealedTier):
 
     def serve_external_requests(self, parent: ParentManager) -> None:
         """Look up what peers ask for that was not computed for them."""
-        for probe in self._exchange.probes.serve(parent, self._seal_for):
-            self._loop.submit(self._exchange.settle(probe))
+        self._exchange.probes.serve(parent, self._seal_for, self._settle)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's questions, those of a request together; requests that run want nothing more."""
@@ -243,6 +242,9 @@ class TcpTierManager(SealedTier):
     def _seal_for(self, job: TransferJob, probe: Probe) -> None:
         self._jobs.add(job.job_id)
         self._loop.submit(self._run(job, self._exchange.hold_for(job, probe)))
+
+    def _settle(self, probe: Probe) -> None:
+        self._loop.submit(self._exchange.settle(probe))
 
     def _end_question(self, request: str) -> None:
         question = self._questions.pop(request, None)

@@ -110,20 +110,25 @@ class Probes:
         """Whether a step is needed."""
         return bool(self._new or self._open)
 
-    def serve(self, parent: ParentManager, seal: Callable[[TransferJob, Probe], None]) -> list[Probe]:
-        """Look up what peers ask for; return the probes of which everything has been, or whose time is up.
+    def serve(
+        self,
+        parent: ParentManager,
+        seal: Callable[[TransferJob, Probe], None],
+        settle: Callable[[Probe], None],
+    ) -> None:
+        """Look up what peers ask for.
 
         Args:
             parent: vLLM's manager of all tiers.
             seal: begins to seal a job's blocks for a probe; `end` is to be called when it has ended.
+            settle: is told of a probe of which nothing more is looked up.
         """
         while self._new:
             probe = self._new.popleft()
             if not probe.is_over:
-                self._open.append(probe)
                 parent.on_new_request(probe.request)
+                self._open.append(probe)
         lookups = _MOST_LOOKUPS
-        ended = []
         for probe in list(self._open):
             try:
                 if not probe.is_over:
@@ -135,8 +140,7 @@ class Probes:
                 self._open.remove(probe)
                 parent.on_request_finished(probe.request)
                 probe.is_looked_up = True
-                ended.append(probe)
-        return ended
+                settle(probe)
 
     def end(self, jobs: Iterable[JobId]) -> None:
         """Take note that jobs have ended, whose chunks are not pinned any more."""
