@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import queue
+    from collections.abc import Callable
+
     from vllm.config import KVTransferConfig
 
-__all__ = ["recompute_failed_loads"]
+__all__ = ["engine_bell", "recompute_failed_loads"]
+
+
+def engine_bell() -> Callable[[], None]:
+    """Return what lets the engine that is being made take a step: without work it waits for a client's request.
+
+    vLLM 0.32 and 0.33: a tier can ask for steps (``has_pending_work``) but not wake an engine that sleeps on its queue,
+    so that vLLM's own p2p tier has the engine take steps forever. vLLM tells a tier nothing of its engine, which makes
+    its scheduler, and that its tiers, while it is itself made: so it is found among the callers and woken as vLLM does.
+    An engine in the program's own process has no such queue; it takes steps only while the program has it generate, and
+    nothing is done here. Test: test_tcp_probe.py.
+    """
+    core: Any = sys.modules.get("vllm.v1.engine.core")
+    frame = inspect.currentframe()
+    while core is not None and frame is not None:
+        maker = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(maker, core.EngineCoreProc):
+            requests: queue.Queue[Any] = maker.input_queue
+            return lambda: requests.put_nowait((core.EngineCoreRequestType.WAKEUP, None))
+        frame = frame.f_back
+    return lambda: None
 
 
 def recompute_failed_loads(transfer: KVTransferConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import queue
 import threading
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from vllm.v1.engine import core
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.tiering.base import ParentManager, SecondaryTierManager
 
+from npu_kvconnector import compat
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.spec import NPUTieringSpec
 from npu_kvconnector.tiers.tcp import messages, probe
@@ -351,7 +354,7 @@ def test_an_engine_without_work_is_woken() -> None:
     class Engine(core.EngineCoreProc):
         def __init__(self) -> None:  # as far as it makes its tiers
             self.input_queue: queue.Queue[Any] = queue.Queue()
-            self.ring = probe.engine_bell()
+            self.ring = compat.engine_bell()
 
     engine = Engine()
     waiting = threading.Thread(target=engine.input_queue.get)
@@ -361,4 +364,12 @@ def test_an_engine_without_work_is_woken() -> None:
     assert not waiting.is_alive()
     engine.ring()
     assert engine.input_queue.get_nowait() == (core.EngineCoreRequestType.WAKEUP, None)
-    probe.engine_bell()()  # no engine among the callers
+    compat.engine_bell()()  # no engine among the callers
+
+
+def test_vllm_gives_a_tier_no_way_to_wake_its_engine():
+    """If this fails, see whether `compat.engine_bell` can go."""
+    given = [*inspect.signature(SecondaryTierManager.__init__).parameters]
+    assert given == ["self", "offloading_spec", "primary_kv_view", "tier_type", "backpressure_detector"]
+    offered = {name for name in vars(ParentManager) if not name.startswith("_")}
+    assert offered == {"create_store_job", "lookup", "on_new_request", "on_request_finished"}

@@ -24,6 +24,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from npu_kvconnector.compat import engine_bell
 from npu_kvconnector.envelope import Realm
 from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.fingerprint import describe, fingerprint
@@ -32,7 +33,6 @@ from npu_kvconnector.tiers.sealed import SealedTier
 from npu_kvconnector.tiers.tcp.config import TcpConfig
 from npu_kvconnector.tiers.tcp.exchange import Exchange
 from npu_kvconnector.tiers.tcp.params import Destination, Source, destination_of, params_for, source_of
-from npu_kvconnector.tiers.tcp.probe import engine_bell
 from npu_kvconnector.tiers.tcp.server import Kind
 
 if TYPE_CHECKING:

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import inspect
 import itertools
-import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 if TYPE_CHECKING:
-    import queue
     from collections.abc import Callable, Iterable, Sequence
 
     from vllm.v1.kv_offload.base import OffloadKey
     from vllm.v1.kv_offload.tiering.base import JobId, ParentManager, TransferJob
 
-__all__ = ["Probe", "Probes", "engine_bell"]
+__all__ = ["Probe", "Probes"]
 
 _MOST_PROBES = 256  # that wait at a time; further ones find nothing
 _MOST_LOOKUPS = 1024  # in a step, of all probes together: the engine's own requests wait meanwhile
@@ -171,21 +168,3 @@ class Probes:
                 del probe.left[key]
             seal(job, probe)
         return len(looked_up)
-
-
-def engine_bell() -> Callable[[], None]:
-    """Return what lets the engine that is being made take a step: without work it waits for a client's request.
-
-    vLLM tells a tier nothing of its engine, which makes its scheduler, and that its tiers, while it is itself made: so
-    it is found among the callers. An engine in the program's own process has no such queue; it takes steps only while
-    the program has it generate, and does nothing here.
-    """
-    core: Any = sys.modules.get("vllm.v1.engine.core")
-    frame = inspect.currentframe()
-    while core is not None and frame is not None:
-        maker = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
-        if isinstance(maker, core.EngineCoreProc):
-            requests: queue.Queue[Any] = maker.input_queue
-            return lambda: requests.put_nowait((core.EngineCoreRequestType.WAKEUP, None))
-        frame = frame.f_back
-    return lambda: None
