@@ -194,6 +194,79 @@ def test_frequencies_of_the_choice(ops):
     torch.testing.assert_close(counts / 4000, logits[0].exp(), atol=0.03, rtol=0)
 
 
+def hashed(seed: int, position: int, domain: int) -> int:
+    """MurmurHash3 (32 bits, x86) as its author's description has it, of the four words."""
+    h = domain
+    for word in (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, position & 0xFFFFFFFF, 0):
+        k = word * 0xCC9E2D51 % 2**32
+        k = (k << 15 | k >> 17) % 2**32 * 0x1B873593 % 2**32
+        h ^= k
+        h = ((h << 13 | h >> 19) % 2**32 * 5 + 0xE6546B64) % 2**32
+    h ^= 16
+    h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
+    h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
+    return h ^ h >> 16
+
+
+SEEDS = [0, 1, -1, 2**62 + 12345, -(2**63), 77]
+
+
+@pytest.mark.parametrize("width", [1, 9, 8193, 20001])
+def test_a_seed_and_a_position_give_a_token(ops, isa, device, width):
+    """The number at which the distribution is inverted is the hash's."""
+    logits, positions = torch.randn(6, width) * 3, torch.tensor([0, 5, 2**31 - 1, 7, 8, 1000])
+    requests, temperature = torch.tensor([5, 4, 3, 2, 1, 0]), torch.full((6,), 0.7)
+    seeds = torch.tensor(SEEDS)
+    token = ops.seeded_sample(*(x.to(device) for x in (logits, requests, temperature, seeds, positions))).cpu()
+    drawn = [(SEEDS[request], at) for request, at in zip(requests.tolist(), positions.tolist(), strict=True)]
+    bits = [hashed(*each, 0x9E3779B9) << 32 | hashed(*each, 0) for each in drawn]
+    uniform = torch.tensor([((each >> 11) + 0.5) * 2.0**-53 for each in bits], dtype=torch.float64)
+    assert torch.equal(token, ops.random_sample(logits, uniform))
+
+
+def test_the_highest_is_taken_without_a_temperature(ops, isa, device):
+    logits, requests = torch.randn(4, 9001), torch.tensor([1, -1, 1, 0])
+    given = (logits, requests, torch.tensor([1.0, 0.0]), torch.tensor([3, 3]), torch.tensor([1, 2, 3, 4]))
+    token = ops.seeded_sample(*(x.to(device) for x in given)).cpu()
+    assert torch.equal(token[:3], logits[:3].argmax(-1))
+    assert token[3] == definitions.seeded_sample.reference(*given)[3]
+
+
+def test_tokens_of_many_positions_have_the_distribution(ops):
+    logits = torch.log(torch.tensor([0.5, 0.0, 0.2, 0.3])).expand(4000, 4).contiguous()
+    nothing = torch.zeros(4000, dtype=torch.int64)
+    token = ops.seeded_sample(logits, nothing, torch.ones(1), torch.tensor([42]), torch.arange(4000))
+    counts = token.bincount(minlength=4)
+    assert counts[1] == 0
+    torch.testing.assert_close(counts / 4000, logits[0].exp(), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(("width", "spare"), [(1, 0), (50, 0), (8224, 9), (20001, 0)])
+def test_counted_penalties(ops, isa, device, width, spare):
+    """Drafts count, of the rows up to this one; a negative request, and one with neutral penalties, stay as they are."""
+    logits, requests = torch.randn(6, width) * 3, torch.tensor([2, 2, 2, 0, -1, 1])
+    tokens = torch.randint(0, width, (6,), dtype=torch.int32)
+    drafts = torch.tensor([0, 1, 2, 0, 0, 0], dtype=torch.int32)
+    penalties = [torch.rand(3), torch.rand(3) - 0.3, torch.rand(3) + 0.5]
+    penalties[0][1], penalties[1][1], penalties[2][1] = 0, 0, 1
+    prompt = torch.where(torch.rand(3, -(-width // 32)) < 0.1, torch.randint(-(2**31), 2**31, (1,)), 0).int()
+    counts = (torch.rand(3, width + spare) < 0.01).int() * torch.randint(1, 9, (1,)).int()
+    given = (requests, tokens, drafts, *penalties, prompt, counts)
+    expected, out = logits.clone(), logits.to(device, copy=True)
+    definitions.counted_penalties.reference(expected, *given)
+    ops.counted_penalties(out, *(x.to(device) for x in given))
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(out[4:].cpu(), logits[4:])
+    assert width == 1 or not torch.equal(expected[:3], logits[:3])
+
+
+def test_counts_that_do_not_fit_are_refused(ops):
+    row = torch.zeros(1, dtype=torch.int64)
+    given = (row, row.int(), row.int(), *[torch.ones(1)] * 3)
+    with pytest.raises(RuntimeError, match="a vocabulary of 50 needs as many counts, got 40"):
+        ops.counted_penalties(torch.randn(1, 50), *given, torch.zeros(1, 2).int(), torch.zeros(1, 40).int())
+
+
 @pytest.mark.parametrize(("width", "prompt", "output"), [(50, 30, 40), (1000, 0, 3), (1000, 7, 0)])
 def test_penalties(ops, isa, device, width, prompt, output):
     """Ids outside of the vocabulary are padding; a row with neutral penalties stays as it is."""

@@ -58,6 +58,52 @@ Tensor random_sample(Tensor logits, Tensor uniform) {
   return out;
 }
 
+// One number of the dtype for each of somebody's requests, next to each other.
+template <class T>
+const T* one_a_request(const Tensor& t, const Tensor& logits, ScalarType type, const char* what) {
+  NPU_CHECK(t.dim() == 1 && t.scalar_type() == type && t.is_contiguous(), what, " for each request.");
+  check_same_device(t, logits, what);
+  return static_cast<const T*>(t.data_ptr());
+}
+
+Tensor seeded_sample(Tensor logits, Tensor requests, Tensor temperature, Tensor seeds, Tensor positions) {
+  check_logits(logits, "seeded_sample");
+  NPU_CHECK(temperature.numel() == seeds.numel(), "seeded_sample: there are ", temperature.numel(), " temperatures and ", seeds.numel(), " seeds.");
+  Tensor out = empty({logits.size(0)}, logits, ScalarType::Long);
+  const SeededSampleParams params{static_cast<const float*>(logits.data_ptr()),
+                                  one_a_row<int64_t>(requests, logits, ScalarType::Long, "seeded_sample: requests must be one int64"),
+                                  one_a_request<float>(temperature, logits, ScalarType::Float, "seeded_sample: temperature must be one float32"),
+                                  one_a_request<int64_t>(seeds, logits, ScalarType::Long, "seeded_sample: seeds must be one int64"),
+                                  one_a_row<int64_t>(positions, logits, ScalarType::Long, "seeded_sample: positions must be one int64"),
+                                  static_cast<int64_t*>(out.data_ptr()), logits.size(0), logits.size(1), logits.stride(0)};
+  launch<seeded_sample_tiers>(logits, "npu_ops::seeded_sample", params);
+  return out;
+}
+
+void counted_penalties(Tensor logits, Tensor requests, Tensor tokens, Tensor drafts, Tensor presence, Tensor frequency, Tensor repetition,
+                       Tensor prompt, Tensor counts) {
+  check_logits(logits, "counted_penalties");
+  const int64_t width = logits.size(1);
+  for (const Tensor& each : {prompt, counts}) {
+    NPU_CHECK(each.dim() == 2 && is_int32(each), "counted_penalties: prompt and counts must be int32 [requests, any].");
+    check_dense_rows(each, "prompt and counts");
+    check_same_device(each, logits, "prompt and counts");
+  }
+  NPU_CHECK(counts.size(1) >= width && prompt.size(1) * 32 >= width, "counted_penalties: a vocabulary of ", width, " needs as many counts, got ",
+            counts.size(1), ", and as many bits of the prompt, got ", prompt.size(1), " times 32.");
+  const char* what = "counted_penalties: each penalty must be one float32";
+  const CountedPenaltiesParams params{static_cast<float*>(logits.data_ptr()),
+                                      one_a_row<int64_t>(requests, logits, ScalarType::Long, "counted_penalties: requests must be one int64"),
+                                      one_a_row<int32_t>(tokens, logits, ScalarType::Int, "counted_penalties: tokens must be one int32"),
+                                      one_a_row<int32_t>(drafts, logits, ScalarType::Int, "counted_penalties: drafts must be one int32"),
+                                      one_a_request<float>(repetition, logits, ScalarType::Float, what),
+                                      one_a_request<float>(frequency, logits, ScalarType::Float, what),
+                                      one_a_request<float>(presence, logits, ScalarType::Float, what), static_cast<const int32_t*>(prompt.data_ptr()),
+                                      static_cast<const int32_t*>(counts.data_ptr()), logits.size(0), width, logits.stride(0), prompt.stride(0),
+                                      counts.stride(0)};
+  launch<counted_penalties_tiers>(logits, "npu_ops::counted_penalties", params);
+}
+
 void apply_penalties(Tensor logits, Tensor prompt, Tensor output, Tensor presence, Tensor frequency, Tensor repetition) {
   check_logits(logits, "apply_penalties");
   for (const Tensor& ids : {prompt, output}) {
@@ -114,7 +160,9 @@ NPU_OPS(m) {
   m.impl("top_k_top_p", TORCH_BOX(&top_k_top_p));
   m.impl("min_p", TORCH_BOX(&min_p));
   m.impl("random_sample", TORCH_BOX(&random_sample));
+  m.impl("seeded_sample", TORCH_BOX(&seeded_sample));
   m.impl("apply_penalties", TORCH_BOX(&apply_penalties));
+  m.impl("counted_penalties", TORCH_BOX(&counted_penalties));
   m.impl("top_logprobs", TORCH_BOX(&top_logprobs));
   m.impl("recovered_tokens", TORCH_BOX(&recovered_tokens));
 }

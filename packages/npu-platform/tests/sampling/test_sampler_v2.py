@@ -1,4 +1,4 @@
-"""The V2 runner's sampler filters by npu-ops' kernel as vLLM does by its own, and leaves the model's logits alone."""
+"""The V2 runner's sampler filters, penalises and chooses by npu-ops' kernels, and leaves the model's logits alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from npu_platform.v2.sampler import NPUSamplerV2
+from npu_platform.v2.sampler import NPUPenaltiesState, NPUSamplerV2
+from tests.support.vllm_process import run_module
 
 pytestmark = pytest.mark.usefixtures("npu_ops")
 
@@ -50,3 +51,38 @@ def test_logits_that_are_a_copy_are_filtered_in_place(greedy: Any, logits: torch
     _, left = greedy._sample_random(logits, torch.arange(3, device="npu"), ROWS, None, ks, None)
     assert left.data_ptr() == logits.data_ptr()
     assert (left > -torch.inf).sum(-1).tolist() == [20] * 3
+
+
+def test_a_temperature_of_nought_takes_the_highest_beside_others(greedy: Any) -> None:
+    temperature = torch.tensor([0.0, 1.0])
+    greedy.use_fp64_gumbel = False
+    greedy.sampling_states.temperature = SimpleNamespace(np=temperature.numpy(), gpu=temperature.to("npu"))
+    greedy.sampling_states.seeds = SimpleNamespace(gpu=torch.tensor([1, 1], device="npu"))
+    logits, positions = torch.randn(2, 500, dtype=torch.bfloat16).to("npu"), torch.tensor([4, 5], device="npu")
+
+    def chosen() -> torch.Tensor:
+        tokens, left = greedy._sample_random(
+            logits, torch.arange(2, device="npu"), ROWS[:2], positions, None, None, False
+        )
+        assert left is logits
+        return tokens.cpu()
+
+    tokens = chosen()
+    assert tokens[0] == logits[0].argmax().cpu()
+    assert torch.equal(chosen(), tokens), "a seed and a position give a token"
+    positions += 1
+    assert any(chosen()[1] != tokens[1] for _ in range(9) if positions.add_(1) is positions)
+
+
+def test_nobody_who_wants_no_penalty_is_penalised(logits: torch.Tensor) -> None:
+    state = NPUPenaltiesState.__new__(NPUPenaltiesState)
+    state.use_penalty = np.zeros(3, dtype=bool)
+    given = logits.clone()
+    assert state.apply(logits, SimpleNamespace(idx_mapping_np=ROWS)) is logits
+    assert torch.equal(logits, given)
+
+
+def test_choices_and_penalties_are_those_of_vllms_triton_kernels() -> None:
+    pytest.importorskip("triton")
+    done = run_module("tests.support.v2_sampling", VLLM_USE_V2_MODEL_RUNNER="1")
+    assert done.stdout.splitlines()[-1:] == ["choices and penalties are equal"], done.stderr[-2000:]

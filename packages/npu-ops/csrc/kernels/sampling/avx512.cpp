@@ -1,5 +1,5 @@
-#include "kernels/sampling/draw.inc"
+#include "kernels/sampling/counted_penalties.inc"
 #include "kernels/sampling/penalties.inc"
 #include "kernels/sampling/recovered_tokens.inc"
-#include "kernels/sampling/sampling.inc"
+#include "kernels/sampling/seeded_sample.inc"
 #include "kernels/sampling/top_logprobs.inc"

@@ -33,12 +33,33 @@ struct RandomSampleParams {
   int64_t rows, width, stride;
 };
 
+struct SeededSampleParams {
+  const float* logits;       // [rows, width], rows `stride` apart, divided by their temperatures
+  const int64_t* requests;   // [rows]: where a row's request has its temperature and its seed; negative: it has none
+  const float* temperature;  // [requests], 0: the highest logit is chosen
+  const int64_t* seeds;      // [requests]
+  const int64_t* positions;  // [rows]
+  int64_t* out;              // [rows]
+  int64_t rows, width, stride;
+};
+
 struct PenaltiesParams {
   float* logits;          // [rows, width], rows `stride` apart
   const int64_t* prompt;  // [rows, prompt_length]; ids outside the vocabulary are padding
   const int64_t* output;  // [rows, output_length]
   const float *presence, *frequency, *repetition;  // [rows]
   int64_t rows, width, stride, prompt_length, output_length;
+};
+
+struct CountedPenaltiesParams {
+  float* logits;            // [rows, width], rows `stride` apart
+  const int64_t* requests;  // [rows]: where a row's request has its penalties and counts
+  const int32_t* tokens;    // [rows]: what was put in
+  const int32_t* drafts;    // [rows]: so many rows up to this one put in a draft, which counts as put out
+  const float *repetition, *frequency, *presence;  // [requests]
+  const int32_t* prompt;    // [requests, width / 32], rows `stride_prompt` apart: a bit for each token that the prompt has
+  const int32_t* counts;    // [requests, width], rows `stride_counts` apart: times that each token was put out
+  int64_t rows, width, stride, stride_prompt, stride_counts;
 };
 
 struct TopLogprobsParams {
@@ -64,7 +85,9 @@ NPU_KERNEL(argmax, ArgmaxParams)
 NPU_KERNEL(top_k_top_p, TopKTopPParams)
 NPU_KERNEL(min_p, MinPParams)
 NPU_KERNEL(random_sample, RandomSampleParams)
+NPU_KERNEL(seeded_sample, SeededSampleParams)
 NPU_KERNEL(apply_penalties, PenaltiesParams)
+NPU_KERNEL(counted_penalties, CountedPenaltiesParams)
 NPU_KERNEL(top_logprobs, TopLogprobsParams)
 NPU_KERNEL(recovered_tokens, RecoveredTokensParams)
 

@@ -70,6 +70,46 @@ def random_sample(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 @define(
+    "seeded_sample(Tensor logits, Tensor requests, Tensor temperature, Tensor seeds, Tensor positions) -> Tensor",
+    lambda logits, requests, temperature, seeds, positions: _one_a_row(logits),
+)
+def seeded_sample(logits: Tensor, requests: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Choose a token of each row: at random, by its request's seed and its position, or the highest.
+
+    logits: float32 [B, V], divided by their temperatures; requests: int64 [B], rows of temperature (float32 [R]) and
+    seeds (int64 [R]); positions: int64 [B]. Returns int64 [B], drawn as by ``random_sample``; the highest is taken at
+    temperature 0, and where requests is negative. The uniform number is a hash of seed and position, as vLLM's V2
+    sampler makes it (``murmur3_uniform64`` of ``vllm/v1/worker/gpu/sample/gumbel.py``, at token 0).
+    """
+    request = requests.clamp_min(0)
+    greedy = (requests < 0) | (temperature[request] == 0)
+    drawn = random_sample.reference(logits, _uniform(seeds[request], positions))
+    return torch.where(greedy, argmax.reference(logits), drawn)
+
+
+def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    bits = _murmur3(seeds, positions, 0x9E3779B9) << 21 | _murmur3(seeds, positions, 0) >> 11
+    return ((bits.double() + 0.5) * 2.0**-53).clamp_max(1 - 2.0**-53)
+
+
+def _murmur3(seeds: Tensor, positions: Tensor, domain: int) -> Tensor:
+    """Hash the words of seed, position and a zero (MurmurHash3, 32 bits); products wrap, of which 32 bits stay."""
+    low = 0xFFFFFFFF
+
+    def rotated(x: Tensor, by: int) -> Tensor:
+        return (x << by | x >> (32 - by)) & low
+
+    h = torch.full_like(seeds, domain)
+    for word in (seeds & low, seeds >> 32 & low, positions & low, torch.zeros_like(seeds)):
+        h = h ^ rotated(word * 0xCC9E2D51 & low, 15) * 0x1B873593 & low
+        h = rotated(h, 13) * 5 + 0xE6546B64 & low
+    h = h ^ 16  # bytes of the four words
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ h >> shift) * factor & low
+    return h ^ h >> 16
+
+
+@define(
     "apply_penalties(Tensor(a!) logits, Tensor prompt, Tensor output, Tensor presence, Tensor frequency, "
     "Tensor repetition) -> ()"
 )
@@ -94,6 +134,44 @@ def apply_penalties(
     logits.mul_(torch.where((counts(prompt) > 0) | (times > 0), factor, 1.0))
     logits.sub_(frequency.view(-1, 1) * times)
     logits.sub_(presence.view(-1, 1) * (times > 0))
+
+
+@define(
+    "counted_penalties(Tensor(a!) logits, Tensor requests, Tensor tokens, Tensor drafts, Tensor presence, "
+    "Tensor frequency, Tensor repetition, Tensor prompt, Tensor counts) -> ()"
+)
+def counted_penalties(
+    logits: Tensor,
+    requests: Tensor,
+    tokens: Tensor,
+    drafts: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+    prompt: Tensor,
+    counts: Tensor,
+) -> None:
+    """Penalise as ``apply_penalties`` does, in place, by counts that are kept for the whole vocabulary.
+
+    logits: float32 [B, V]; requests: int64 [B], rows of presence, frequency, repetition (float32 [R]), prompt (int32
+    [R, V / 32], a bit for each token that it has, the lowest first) and counts (int32 [R, V] at least, times that a
+    token was put out); a row of a negative request stays. tokens, drafts: int32 [B]: the tokens of so many rows, up to
+    this one, are drafts of its request, which count as put out. Upstream: ``apply_penalties`` of
+    ``vllm/v1/worker/gpu/sample/penalties.py``.
+    """
+    width, places = logits.shape[1], torch.arange(logits.shape[1], device=logits.device)
+    request = requests.clamp_min(0)
+    in_prompt = (prompt[request][:, places // 32] >> (places % 32) & 1) > 0
+    times = counts[request][:, :width].long()
+    age = torch.arange(len(tokens), device=logits.device)
+    drafted = (age[:, None] >= age) & (age[:, None] - age < drafts[:, None])  # [row, row that it counts]
+    times += drafted.long() @ (tokens[:, None] == places).long()
+    factor = repetition[request, None]
+    factor = torch.where(logits > 0, 1 / factor, factor)
+    out = logits * torch.where(in_prompt | (times > 0), factor, 1.0)
+    out -= frequency[request, None] * times
+    out -= presence[request, None] * (times > 0)
+    logits.copy_(torch.where((requests < 0)[:, None], logits, out))
 
 
 def _fake_top(logprobs: Tensor, tokens: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,8 @@
-"""NPUSamplerV2: the V2 runner's sampler, with npu-ops' kernels for greedy choices and for top-k and top-p."""
+"""NPUSamplerV2: the V2 runner's sampler, with npu-ops' kernels for penalties, for top-k and top-p, and for the choice.
+
+A random choice is by the seed and the position that vLLM's is by, but without noise for each token of the vocabulary:
+another token than vLLM's, of the same distribution.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from npu_platform import compat
@@ -22,8 +28,29 @@ def make_sampler(**arguments: Any) -> Sampler:
     return (NPUSamplerV2 if native else Sampler)(**arguments)
 
 
+class NPUPenaltiesState(PenaltiesState):
+    """vLLM's penalties, whose counts stay its own; only logits of tokens that occurred are touched."""
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+        """Penalise logits [tokens, vocabulary], float32, in place, and return them."""
+        if self.use_penalty[ctx.idx_mapping_np].any():
+            penalties = (self.presence_penalty.gpu, self.frequency_penalty.gpu, self.repetition_penalty.gpu)
+            torch.ops.npu_ops.counted_penalties(
+                logits,
+                ctx.expanded_idx_mapping.long(),
+                ctx.input_ids.int(),
+                ctx.expanded_local_pos,
+                *penalties,
+                self.prompt_bin_mask,
+                self.output_bin_counts,
+            )
+        return logits
+
+
 class NPUSamplerV2(Sampler):
-    """vLLM's V2 sampler; penalties, biases, grammars and the noise of a random choice stay its Triton kernels."""
+    """vLLM's V2 sampler; biases, bad words, grammars and min-p stay its Triton kernels."""
+
+    __init__ = compat.reading(Sampler.__init__, PenaltiesState=NPUPenaltiesState)
 
     def apply_sampling_params(
         self,
@@ -61,7 +88,15 @@ class NPUSamplerV2(Sampler):
             processed_logits = _filtered(processed_logits, top_k, top_p)
         if greedy:
             return torch.ops.npu_ops.argmax(processed_logits).view(-1), processed_logits
-        return super()._sample_random(processed_logits, expanded_idx_mapping, idx_mapping_np, pos, None, None, *rest)
+        if self.use_fp64_gumbel:  # somebody wants vLLM's own noise, more exactly than it is by default
+            return super()._sample_random(
+                processed_logits, expanded_idx_mapping, idx_mapping_np, pos, None, None, *rest
+            )
+        states = self.sampling_states
+        sampled = torch.ops.npu_ops.seeded_sample(
+            processed_logits.float(), expanded_idx_mapping.long(), states.temperature.gpu, states.seeds.gpu, pos.long()
+        )
+        return sampled, processed_logits
 
 
 def _filtered(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
