@@ -22,7 +22,8 @@ def engine_bell() -> Callable[[], None]:
     so that vLLM's own p2p tier has the engine take steps forever. vLLM tells a tier nothing of its engine, which makes
     its scheduler, and that its tiers, while it is itself made: so it is found among the callers and woken as vLLM does.
     An engine in the program's own process has no such queue; it takes steps only while the program has it generate, and
-    nothing is done here. Test: test_tcp_probe.py.
+    nothing is done here. vLLM 0.33 can also poll a tier from a thread (``tolerates_off_thread_polling``), many times a
+    second and for ever, and what a tier behind brings then still waits for a step. Test: test_tcp_probe.py.
     """
     core: Any = sys.modules.get("vllm.v1.engine.core")
     frame = inspect.currentframe()

@@ -2,7 +2,7 @@
 
 vLLM's frame ships them from the scheduler in the step's KV connector stats and shows them at ``/metrics``. Labels:
 ``tier`` is "0:primary" for the host's, and "1:durable" and so on for those behind it, as vLLM counts them;
-``operation`` is "load" or "store".
+``operation`` is "load", "store" or, of tiers that peers ask for blocks, "serve".
 """
 
 from __future__ import annotations

@@ -92,6 +92,9 @@ class Tier(SecondaryTierManager):
         self._act("serve_external_requests")
         self.job = parent.create_store_job([A], ReqContext("peer"))
 
+    def decline_external_requests(self, parent: ParentManager) -> None:
+        self._act("decline_external_requests")
+
     def get_stats(self) -> None:
         self._act("get_stats")
 
@@ -282,6 +285,35 @@ def test_jobs_that_do_not_exist_are_left_out(guard: GuardedTier, tier: Tier) -> 
     tier.ended = [JobResult(1, success=True), JobResult(1, success=True), JobResult(77, success=True)]
     assert [result.job_id for result in guard.get_finished_jobs()] == [1]
     assert figures(guard)[metrics.FAILED_CALLS, "get_finished_jobs"] == 2
+
+
+def test_peers_are_served_while_loads_fail_and_declined_when_that_fails(
+    guard: GuardedTier, tier: Tier, clock: Clock
+) -> None:
+    while guard.loads.allows():
+        guard.loads.fail()
+    guard.get_finished_jobs()
+    guard.serve_external_requests(NoParent())
+    tier.ended = [JobResult(tier.job.job_id, success=True)]
+    assert [result.job_id for result in guard.get_finished_jobs()] == [5]  # not a moment later
+    guard.serve_external_requests(NoParent())
+    tier.ended = [JobResult(tier.job.job_id, success=False)]
+    guard.get_finished_jobs()
+    assert guard.accepts(1)
+    tier.raises = {"serve_external_requests"}
+    for _ in range(5):
+        guard.serve_external_requests(NoParent())
+    served = CONFIG.failures - 1  # one has failed before
+    assert tier.calls[-5:] == ["serve_external_requests"] * served + ["decline_external_requests"] * (5 - served)
+    assert figures(guard)[metrics.BREAKER_STATE, "serve"] == BreakerState.OPEN
+    assert figures(guard)[metrics.BREAKER_STATE, "load"] == BreakerState.OPEN
+    tier.raises = set()
+    clock.now += CONFIG.open_seconds
+    guard.serve_external_requests(NoParent())
+    assert tier.calls[-1] == "serve_external_requests"
+    tier.ended = [JobResult(tier.job.job_id, success=True)]
+    guard.get_finished_jobs()
+    assert guard.serves.state is BreakerState.CLOSED
 
 
 class NoParent(ParentManager):

@@ -3,6 +3,10 @@
 It stands between vLLM's tiering manager and the tier. An exception becomes a miss or a failed job, a deadline a miss,
 repeated failures open a circuit breaker, and what a tier reports about jobs that it does not have is left out.
 
+Note [Three breakers]. Loads, stores, and what is looked up and sealed for peers that ask fail apart, so each has a
+breaker: a server whose own peers have died still answers those that ask it. While the last one is open, a tier that has
+a method ``decline_external_requests`` is told so in each step, and whoever asks need not wait for an answer.
+
 Note [A late load]. A load that outlasts its deadline may still write to its chunk of the host tier. So requests stop
 waiting for it, but the chunk stays reserved until the tier reports the end.
 """
@@ -39,7 +43,7 @@ _POLL_SECONDS = 0.1  # how often a skipped tier is asked for what has ended
 
 
 class GuardedTier(SecondaryTierManager):
-    """A tier behind deadlines, two circuit breakers (loads, stores) and counters; called by the scheduler alone."""
+    """A tier behind deadlines, circuit breakers and counters; called by the scheduler alone."""
 
     def __init__(
         self,
@@ -69,6 +73,10 @@ class GuardedTier(SecondaryTierManager):
         self.cache_hit_source = tier.cache_hit_source  # type: ignore[misc]
         self.loads = CircuitBreaker(config, clock)
         self.stores = CircuitBreaker(config, clock)
+        self.serves = CircuitBreaker(config, clock)
+        self._operations = {self.loads: "load", self.stores: "store"}
+        if type(tier).serve_external_requests is not SecondaryTierManager.serve_external_requests:
+            self._operations[self.serves] = "serve"
         self._config = config
         self._label = label
         self._most_pending = max(1, int(config.pending_share * num_chunks))
@@ -82,7 +90,7 @@ class GuardedTier(SecondaryTierManager):
         self._last_poll = 0.0
         self._logged: set[tuple[str, str]] = set()
         self._stats = OffloadingConnectorStats()
-        self._opened = (0, 0)
+        self._opened: dict[CircuitBreaker, int] = {}
 
     @property
     def block_size_bytes(self) -> int:
@@ -141,7 +149,7 @@ class GuardedTier(SecondaryTierManager):
 
     def expect(self, job: TransferJob) -> None:
         """Take note of a store that the tier starts by itself, for a peer."""
-        self._begin(job, self.stores, self._config.store_seconds)
+        self._note(job, self.serves, self._config.store_seconds)
 
     def has_pending_work(self) -> bool:
         """Return whether the tier, or a job that it did not take, needs another step."""
@@ -173,10 +181,16 @@ class GuardedTier(SecondaryTierManager):
         self._call("on_request_finished", lambda: self.tier.on_request_finished(req_context), None, self.loads)
 
     def serve_external_requests(self, parent: ParentManager) -> None:
-        """Let the tier serve its peers."""
-        if not self._is_left_alone():
-            known = _Parent(parent, self)
-            self._call("serve_external_requests", lambda: self.tier.serve_external_requests(known), None, self.loads)
+        """Let the tier serve its peers, or decline to; see Note [Three breakers]."""
+        if self.serves not in self._operations:  # the tier has no peers
+            return
+        known = _Parent(parent, self)
+        if self.serves.allows():
+            self._call("serve_external_requests", lambda: self.tier.serve_external_requests(known), None, self.serves)
+            return
+        decline = getattr(self.tier, "decline_external_requests", None)
+        if decline is not None:
+            self._call("decline_external_requests", lambda: decline(known), None, self.serves)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Tell the tier that a step was scheduled; requests that were, or lost their place, may wait anew."""
@@ -209,11 +223,11 @@ class GuardedTier(SecondaryTierManager):
         own = self._call("get_stats", self.tier.get_stats, None, self.loads)
         if own is not None:
             stats.aggregate(own)
-        opened = (self.loads.times_opened, self.stores.times_opened)
-        for breaker, before, operation in zip((self.loads, self.stores), self._opened, ("load", "store"), strict=True):
+        for breaker, operation in self._operations.items():
+            times = breaker.times_opened - self._opened.get(breaker, 0)
             stats.set_gauge(metrics.BREAKER_STATE, int(breaker.state), (self._label, operation))
-            stats.increase_counter(metrics.BREAKER_OPENED, breaker.times_opened - before, (self._label, operation))
-        self._opened = opened
+            stats.increase_counter(metrics.BREAKER_OPENED, times, (self._label, operation))
+            self._opened[breaker] = breaker.times_opened
         return stats
 
     def _call(self, name: str, call: Callable[[], Any], default: Any, breaker: CircuitBreaker) -> Any:
@@ -237,8 +251,8 @@ class GuardedTier(SecondaryTierManager):
 
     def _fail(self, breaker: CircuitBreaker) -> None:
         if breaker.fail():
-            operation = "loads" if breaker is self.loads else "stores"
-            logger.warning("Tier %s is skipped for %s: %d failures in a row", self._label, operation, breaker.failures)
+            operation = self._operations[breaker]
+            logger.warning("Tier %s is skipped for %ss: %d failures in a row", self._label, operation, breaker.failures)
 
     def _in_time(self, request: str) -> LookupResult:
         """Return whether a request still waits for the tier's answers: RETRY; or no longer: MISS."""
@@ -252,9 +266,11 @@ class GuardedTier(SecondaryTierManager):
         return LookupResult.MISS
 
     def _begin(self, job: TransferJob, breaker: CircuitBreaker, seconds: float) -> _Job:
-        noted = _Job(tuple(job.keys), job.is_promotion, self._clock() + seconds)
-        self._jobs[job.job_id] = noted
         breaker.begin()
+        return self._note(job, breaker, seconds)
+
+    def _note(self, job: TransferJob, breaker: CircuitBreaker, seconds: float) -> _Job:
+        noted = self._jobs[job.job_id] = _Job(tuple(job.keys), job.is_promotion, breaker, self._clock() + seconds)
         return noted
 
     def _is_known(self, result: JobResult) -> bool:
@@ -265,11 +281,10 @@ class GuardedTier(SecondaryTierManager):
 
     def _end(self, job: _Job, result: JobResult) -> JobResult:
         """Take note of a job's end and return it, with no keys that the job does not have."""
-        breaker = self.loads if job.is_load else self.stores
-        if not job.is_overdue:
-            breaker.succeed() if result.success else self._fail(breaker)
-        elif result.success:
-            breaker.succeed()
+        if result.success:
+            job.breaker.succeed()
+        elif not job.is_overdue:
+            self._fail(job.breaker)
         if not job.is_load:
             for key in job.keys if result.success else ():
                 self._failed.pop(key, None)
@@ -299,9 +314,8 @@ class GuardedTier(SecondaryTierManager):
         for job in self._jobs.values():
             if job.deadline < now and not job.is_overdue:
                 job.is_overdue = True
-                operation = "load" if job.is_load else "store"
-                self._count(metrics.OVERDUE_JOBS, operation)
-                self._fail(self.loads if job.is_load else self.stores)
+                self._count(metrics.OVERDUE_JOBS, self._operations[job.breaker])
+                self._fail(job.breaker)
                 if job.is_load:
                     blocks = len(job.keys) * self._blocks_per_chunk
                     self._stats.increase_counter(metrics.RECOMPUTED_BLOCKS, blocks, (self._label,))
@@ -309,7 +323,8 @@ class GuardedTier(SecondaryTierManager):
     def _is_left_alone(self) -> bool:
         """Return whether a skipped tier is not to be called in this step."""
         now = self._clock()
-        if self.loads.state is BreakerState.OPEN and now - self._last_poll < _POLL_SECONDS and not self._ended:
+        is_awaited = self._ended or any(job.breaker is self.serves for job in self._jobs.values())
+        if self.loads.state is BreakerState.OPEN and now - self._last_poll < _POLL_SECONDS and not is_awaited:
             return True
         self._last_poll = now
         return False
@@ -321,11 +336,12 @@ class GuardedTier(SecondaryTierManager):
 class _Job:
     """A transfer that the tier has."""
 
-    __slots__ = ("deadline", "is_load", "is_overdue", "keys")
+    __slots__ = ("breaker", "deadline", "is_load", "is_overdue", "keys")
 
-    def __init__(self, keys: tuple[OffloadKey, ...], is_load: bool, deadline: float) -> None:
+    def __init__(self, keys: tuple[OffloadKey, ...], is_load: bool, breaker: CircuitBreaker, deadline: float) -> None:
         self.keys = keys
         self.is_load = is_load
+        self.breaker = breaker
         self.deadline = deadline
         self.is_overdue = False
 

@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from npu_kvconnector.p2p.channel import ChannelKeys
-from npu_kvconnector.tiers.tcp import messages
+from npu_kvconnector.tiers.tcp import client, messages
 from npu_kvconnector.tiers.tcp.messages import Blocks, Find, Found, Get, Keep, Refused
-from npu_kvconnector.tiers.tcp.params import params_for
+from npu_kvconnector.tiers.tcp.params import params_for, source_of
 from tests.support.fuzz import damaged
 from tests.support.remote_tier import BLOCK, block_of, key_of
 from tests.support.stores import free_port
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 KEYS = ChannelKeys.derive(b"0123456789abcdef")
 NAME, REALM = bytes(32), bytes(16)
+FUZZED = [1_000, pytest.param(100_000, marks=pytest.mark.nightly)]
 KEYS_OF_VLLM = [key_of(number) for number in range(3)]
 
 
@@ -156,7 +157,33 @@ def test_damaged_answers_never_become_blocks(serve: Serve) -> None:
     assert wrong > 200
 
 
-def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serve) -> None:
+@pytest.mark.parametrize("rounds", FUZZED)
+def test_fuzzed_records_are_blocks_or_left_out(serve: Serve, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they come from a connection that nothing is wrong with."""
+    monkeypatch.setattr(client.logger, "disabled", True)
+    prefill, decode = serve(), serve()
+    answer = prefill.compute(1)
+    (entry,) = prefill.tier._exchange.outbox._transfers.values()
+    (record,) = entry.records.values()
+    source, chance, exchange = source_of(answer), random.Random(2), decode.tier._exchange
+    assert source is not None
+
+    async def fuzz() -> int:
+        taken = 0
+        for _ in range(rounds):
+            decode.memory[1] = 0xEE
+            some = exchange._take([(key_of(1), 1)], [damaged(bytearray(record), chance)], source)
+            assert decode.memory[1].tobytes() == (block_of(1) if some else b"\xee" * BLOCK)
+            taken += len(some)
+        return taken
+
+    assert decode.tier._loop.submit(fuzz()).result() < rounds / 2
+    decode.memory[1] = 0xEE
+    assert exchange._take([(key_of(1), 1)], [record], source) == [key_of(1)]
+
+
+@pytest.mark.parametrize("rounds", [5_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serve, rounds: int) -> None:
     prefill, decode = serve(), serve()
     params = prefill.compute(*range(10))
     assert params is not None
@@ -172,7 +199,7 @@ def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serv
         socket_.curve_serverkey = zmq.curve_public(KEYS.server)
         socket_.curve_secretkey, socket_.curve_publickey = KEYS.client, zmq.curve_public(KEYS.client)
         socket_.connect(f"tcp://127.0.0.1:{prefill.port}")
-        for _ in range(5000):
+        for _ in range(rounds):
             frame = bytearray(chance.choice(good) if chance.random() < 0.5 else chance.randbytes(chance.randint(0, 99)))
             socket_.send_multipart([bytes(damaged(frame, chance)) for _ in range(chance.choice((1, 1, 1, 2)))])
             while socket_.poll(0):

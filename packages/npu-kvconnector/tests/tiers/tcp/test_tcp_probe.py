@@ -321,6 +321,56 @@ def test_a_fault_of_ours_in_a_step_is_an_answer(serve: Callable[..., Server], mo
     assert two.ask(one) == BLOCKS
 
 
+def test_a_server_whose_own_peers_fail_answers_those_that_ask_it(serve: Callable[..., Server]) -> None:
+    """Three chunks are pinned at a time, so that their ends have to be seen as well."""
+    one, two = serve(pending_bytes=3 * BLOCK, guard={"open_seconds": 60}), serve()
+    one.compute(*NUMBERS)
+    guard = one.manager._tiers[-1]
+    while guard.loads.allows():
+        guard.loads.fail()
+    assert two.ask(one) == BLOCKS
+    assert not guard.loads.allows()
+
+
+def test_a_server_that_fails_to_look_up_says_at_once_that_it_has_nothing(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = serve(guard={"failures": 1, "open_seconds": 60}), serve(deadline=10.0)
+    one.compute(*NUMBERS)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(one.manager, "create_store_job", fail)
+    began = time.monotonic()
+    assert [two.ask(one) for _ in range(3)] == [[None] * 12] * 3
+    assert time.monotonic() - began < 5
+    assert one.manager._tiers[-1].loads.allows()
+    assert until(lambda: not one.tier._exchange.probes._asked)
+    assert not one.manager.has_pending_work()
+    assert not one.manager._req_state
+
+
+def test_a_question_that_waits_for_a_slow_tier_holds_up_no_other(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_MOST_LOOKUPS", 4)
+    silent = {"type": "FlakyTier", "module_path": "tests.support.flaky_tier", "silent_lookup": 1}
+    one = serve(silent | {"guard": {"lookup_seconds": 60}})
+    patient, other = serve(deadline=30.0), serve()
+    one.compute(*NUMBERS)
+    first = patient.begin(one)
+    for number in range(100, 112):  # which the silent tier may have
+        assert patient.manager.lookup(key_of(number), first) is LookupResult.RETRY
+    patient.run()
+    assert until(lambda: one.tier._exchange.probes.is_waiting)
+    one.run()
+    assert other.ask(one) == BLOCKS
+    assert one.tier._exchange.probes.is_waiting  # the first one still is
+    patient.manager.on_request_finished(first)
+    assert until(one.rests)
+
+
 def test_an_older_server_is_named(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -185,6 +185,10 @@ class TcpTierManager(SealedTier):
         """Look up what peers ask for that was not computed for them."""
         self._exchange.probes.serve(parent, self._seal_for, self._settle)
 
+    def decline_external_requests(self, parent: ParentManager) -> None:
+        """Let peers go on without what they ask for: looking it up has failed too often, says the guard."""
+        self._exchange.probes.decline(parent, self._settle)
+
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's questions, those of a request together; requests that run want nothing more."""
         for request in context.new_req_ids:

@@ -6,6 +6,9 @@ the outbox. The answer is what is sealed when all is settled, or when the time i
 
 Note [Pinned in one piece]. Looking up one chunk may bring it from a tier behind, into the place of another that was
 just found. So chunks are pinned after a pass in which all of them were found, since such a pass moves nothing.
+
+Note [In turn]. What a step looks up, and what may be pinned, is bounded, and one question may take all of it: a long
+one, or one whose chunks come from a slow tier, step after step. So another one goes first in each step.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Probes:
         self._most_chunks = most_chunks
         self._ring = ring
         self._new: collections.deque[Probe] = collections.deque()
-        self._open: list[Probe] = []
+        self._open: collections.deque[Probe] = collections.deque()
         self._asked: set[Probe] = set()  # of the event loop
         self._pinned: dict[JobId, int] = {}
 
@@ -126,6 +129,7 @@ class Probes:
                 parent.on_new_request(probe.request)
                 self._open.append(probe)
         lookups = _MOST_LOOKUPS
+        self._open.rotate(-1)  # see Note [In turn]
         for probe in list(self._open):
             try:
                 if not probe.is_over:
@@ -136,13 +140,25 @@ class Probes:
             if probe.is_over or not probe.left:
                 self._open.remove(probe)
                 parent.on_request_finished(probe.request)
-                probe.is_looked_up = True
-                settle(probe)
+                self._settle(probe, settle)
+
+    def decline(self, parent: ParentManager, settle: Callable[[Probe], None]) -> None:
+        """Answer what peers ask for with what is sealed by now; the arguments are those of `serve`."""
+        while self._open:
+            probe = self._open.popleft()
+            parent.on_request_finished(probe.request)
+            self._settle(probe, settle)
+        while self._new:
+            self._settle(self._new.popleft(), settle)
 
     def end(self, jobs: Iterable[JobId]) -> None:
         """Take note that jobs have ended, whose chunks are not pinned any more."""
         for job in jobs:
             self._pinned.pop(job, None)
+
+    def _settle(self, probe: Probe, settle: Callable[[Probe], None]) -> None:
+        probe.is_looked_up = True
+        settle(probe)
 
     def _advance(
         self, probe: Probe, parent: ParentManager, seal: Callable[[TransferJob, Probe], None], most: int
