@@ -13,8 +13,10 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
+from tests.support.clients import process_of
 from tests.support.disaggregated import PREFILL, PROMPTS, Pair, ask, prefill, serve_both, text
 from tests.support.server import metric, until
 from tests.support.stores import free_port
@@ -143,6 +145,19 @@ def test_what_the_asked_server_does_not_have_is_computed(pair: Pair) -> None:
     salted = text(pair.decode, f"411 {PROMPTS[0]}", cache_salt="another's", kv_transfer_params=source(pair))
     assert salted == alone(pair.decode, f"411 {PROMPTS[0]}")
     assert fetched(pair.decode) == before
+
+
+def test_servers_without_requests_rest(pair: Pair) -> None:
+    """Each has a tier that others may ask any moment; vLLM's own has its engine take steps for that, for ever."""
+    prompt = f"420 {PROMPTS[0]}"
+    assert text(pair.prefill, prompt) == text(pair.decode, prompt, kv_transfer_params=source(pair))
+    engines = [psutil.Process(process_of(server, "EngineCore")) for server in (pair.prefill, pair.decode)]
+    time.sleep(1)
+    before = [sum(engine.cpu_times()[:2]) for engine in engines]
+    time.sleep(4)
+    spent = [sum(engine.cpu_times()[:2]) - then for engine, then in zip(engines, before, strict=True)]
+    print(f"seconds of a processor in four: {spent}")
+    assert max(spent) < 0.2
 
 
 def test_many_at_once(pair: Pair) -> None:
