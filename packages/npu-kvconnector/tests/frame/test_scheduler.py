@@ -52,10 +52,13 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> As
 
 
 @pytest.mark.parametrize("asked", [(False, [None, None, 64])], indirect=True)
-def test_a_request_waits_for_an_arrival_or_for_twenty_times_what_a_question_takes(asked: Asked) -> None:
+def test_a_request_waits_for_an_arrival_or_for_a_hundred_times_what_a_question_takes(asked: Asked) -> None:
     assert [asked.ask() for _ in range(5)] == [(None, False)] * 5
     assert asked.questions == 1
-    asked.now += 21 * TOOK
+    asked.now += 90 * TOOK
+    asked.ask()
+    assert asked.questions == 1
+    asked.now += 11 * TOOK
     assert asked.ask() == (None, False)
     assert asked.questions == 2
     asked.manager.arrivals += 1

@@ -5,7 +5,7 @@ must not be filled from a tier behind before the workers have read them to the e
 
 Note [Asked in every step]. While chunks are on their way, vLLM looks each of them up again in each step: of a prompt of
 8,192 tokens 512, some milliseconds of every other request's. So a request whose chunks are all on their way, and which
-waits for no tier's answer, is asked again only when chunks have arrived, or when that takes a twentieth of the time.
+waits for no tier's answer, is asked again only when chunks have arrived, or when that takes a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecoveringScheduler"]
 
-_PAUSE = 20.0  # times what a question took, until it is asked again
+_PAUSE = 100.0  # times what a question took, until it is asked again
 
 
 class _Wait(NamedTuple):
