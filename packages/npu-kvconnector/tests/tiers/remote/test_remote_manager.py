@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 
 from npu_kvconnector.errors import OptionError
+from npu_kvconnector.tiers.remote import valkey_store
 from tests.support.remote_tier import Server, block_of, key_of, s3_options
 from tests.support.server import until
 from tests.support.stores import S3Server, ValkeyServer, tls_relay
@@ -173,6 +175,56 @@ def test_a_stalled_store_costs_a_deadline_and_then_nothing(serve: Serve, valkey:
     assert until(lambda: server.lookup(1) == [True])
     assert server.load(1)[1] == [block_of(1)]
     assert server.counts()["left_alone"] == 0
+
+
+def test_a_store_may_take_as_long_as_the_deadline_says(serve: Serve, valkey: ValkeyServer) -> None:
+    """Valkey's client would give up by itself after five seconds."""
+    server = serve({"url": valkey.url, "deadline": 60.0, "hedge": False})
+    assert server.store(1).success
+    valkey.stall()
+    resuming = threading.Timer(6.0, valkey.resume)
+    resuming.start()
+    result, blocks = server.load(1)
+    resuming.join()
+    assert result.success
+    assert blocks == [block_of(1)]
+    assert server.counts() == {"left_alone": 0}
+
+
+def test_a_load_in_no_hurry_ends_in_half_its_time_and_questions_do_not_wait_for_it(
+    serve: Serve, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where cores are short all the time."""
+    server = serve(options | {"deadline": 3.0})
+    server.store(*range(8))
+    assert until(lambda: server.lookup(*range(8)) == [True] * 8)
+    monkeypatch.setattr(server.tier._courtesy, "rest", lambda ahead: max(0.0, ahead))
+    began = time.monotonic()
+    server.tier.submit_load(server.job(range(8), is_promotion=True))
+    assert server.lookup(*range(8)) == [True] * 8
+    assert time.monotonic() - began < 0.5
+    server.memory[:] = 0xEE
+    assert server.finish().success
+    assert 1.2 < time.monotonic() - began < 3.0
+    assert server.memory[7].tobytes() == block_of(7)
+
+
+def test_many_blocks_are_saved_some_at_a_time(
+    serve: Serve, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey_store, "_REPLY_BYTES", 3 * 4300)
+    server = serve({"url": valkey.url})
+    sizes = []
+    save = valkey_store.ValkeyStore._save
+
+    async def note(store: Any, records: Any) -> None:
+        sizes.append(len(records))
+        await save(store, records)
+
+    monkeypatch.setattr(valkey_store.ValkeyStore, "_save", note)
+    assert server.store(*range(10)).success
+    assert sizes == [3, 3, 3, 1]
+    assert server.load(*range(10))[1] == [block_of(number) for number in range(10)]
 
 
 def test_nothing_is_written_after_a_job_was_reported(serve: Serve, valkey: ValkeyServer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,7 +31,8 @@ from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.fingerprint import fingerprint
 from npu_kvconnector.secret_file import read_secret
 from npu_kvconnector.tiers.breaker import CircuitBreaker
-from npu_kvconnector.tiers.remote.background import BackgroundLoop
+from npu_kvconnector.tiers.courtesy import Courtesy
+from npu_kvconnector.tiers.remote.background import BackgroundLoop, loop_for_bulk
 from npu_kvconnector.tiers.remote.codec import PLAIN, decode, open_codec
 from npu_kvconnector.tiers.remote.config import RemoteConfig
 from npu_kvconnector.tiers.remote.store import Record, open_store
@@ -55,6 +57,8 @@ logger = init_logger("vllm.npu_kvconnector")
 
 _PATIENCE = GuardConfig(failures=3, open_seconds=1.0, max_open_seconds=60.0)
 """When the store is left alone, and every block is a miss at once: the guard's are of the tier, these of the store."""
+_UNHURRIED = 0.5
+"""Of the time that a load has, for which it may go slowly where cores are short."""
 _CLOSING = 5.0
 """Seconds for which shutdown waits for stores under way."""
 _COUNTERS = {
@@ -84,10 +88,12 @@ class RemoteTierManager(SealedTier):
         self._codec = open_codec(self._config.codec, config.model.dtype)
         self._store = open_store(self._config, self._realm.id, HEADER_BYTES + block_bytes)
         self._breaker = CircuitBreaker(_PATIENCE)
+        self._courtesy, self._resting = Courtesy(), asyncio.Lock()
+        self._unhurried = _UNHURRIED * min(self._config.deadline, _load_seconds(spec.extra_config))
         self._loads: dict[JobId, Collection[OffloadKey]] = {}
         self._jobs: set[JobId] = set()
         self._pending_bytes = 0
-        self._loop = BackgroundLoop("npu-kv-remote")
+        self._loop = BackgroundLoop("npu-kv-remote", loop_for_bulk)
         self._loop.submit(self._store.start()).result()
         self._lookups = _Lookups(self)
         where, codec = self._config.url.partition("?")[0], self._config.codec
@@ -184,6 +190,7 @@ class RemoteTierManager(SealedTier):
 
     async def find(self, keys: list[OffloadKey]) -> list[bool]:
         """Say for each key whether the store has its block; all are misses where it does not say in time."""
+        self._courtesy.look()
         try:
             async with asyncio.timeout(self._config.lookup_deadline):
                 found = await self._store.find([self._realm.name(key) for key in keys])
@@ -237,12 +244,16 @@ class RemoteTierManager(SealedTier):
     async def _load(self, job: TransferJob) -> list[OffloadKey]:
         keys = list(job.keys)
         loaded: list[OffloadKey] = []
+        began, taken = time.monotonic(), itertools.count(1)
 
         async def take(number: int, record: Buffer) -> None:
             block = await self._open(keys[number], record)
             if block is not None:
                 self._chunk(job.chunk_ids[number])[:] = memoryview(block).cast("B")
                 loaded.append(keys[number])
+            pace = began + self._unhurried * next(taken) / len(keys)
+            async with self._resting:
+                await asyncio.sleep(self._courtesy.rest(pace - time.monotonic()))
 
         try:
             async with asyncio.timeout(self._config.deadline):
@@ -304,6 +315,13 @@ class RemoteTierManager(SealedTier):
         if self._breaker.fail():
             reason = error if isinstance(error, StoreError) else "it does not answer in time"
             logger.warning("The remote tier leaves its store alone for a while: %s", reason)
+
+
+def _load_seconds(extra_config: Mapping[str, Any]) -> float:
+    """Return for how long requests wait for a load of this tier, says the guard; of several such tiers the shortest."""
+    tiers = [tier for tier in extra_config.get("secondary_tiers", []) if tier.get("type") == "remote"]
+    guards = [GuardConfig.parse({**extra_config.get("guard", {}), **tier.get("guard", {})}) for tier in tiers]
+    return min((guard.load_seconds for guard in guards), default=GuardConfig().load_seconds)
 
 
 class _Lookups(AsyncLookupManager):

@@ -26,7 +26,7 @@ from npu_kvconnector.tiers.remote.hedging import Hedge
 from npu_kvconnector.tiers.remote.pack import TABLE_BYTES, read_table
 from npu_kvconnector.tiers.remote.pack_index import PackIndex
 from npu_kvconnector.tiers.remote.pack_writer import PackWriter
-from npu_kvconnector.tiers.remote.store import all_of
+from npu_kvconnector.tiers.remote.store import READS, all_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -66,6 +66,7 @@ class ObjectStore:
         self._index = PackIndex(config.index_blocks)
         self._writer = PackWriter(config.pack_bytes, self._write)
         self._requests = asyncio.Semaphore(config.concurrency)
+        self._reads = asyncio.Semaphore(min(config.concurrency, READS))
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,15 +112,16 @@ class ObjectStore:
             async with self._requests:
                 return await obstore.get_ranges_async(self._store, pack, starts=starts, ends=ends)
 
-        try:
-            records = await self._hedge.read(request)
-        except FileNotFoundError:
-            self._index.drop(pack)  # a lifecycle rule has taken it
-            return
-        except (BaseError, OSError, ValueError) as error:
-            raise _failure(error, "read a pack") from None
-        for (number, _), record in zip(wanted, records, strict=True):
-            await take(number, record)
+        async with self._reads:
+            try:
+                records = await self._hedge.read(request)
+            except FileNotFoundError:
+                self._index.drop(pack)  # a lifecycle rule has taken it
+                return
+            except (BaseError, OSError, ValueError) as error:
+                raise _failure(error, "read a pack") from None
+            for (number, _), record in zip(wanted, records, strict=True):
+                await take(number, record)
 
     async def _write(self, content: bytes, places: list[Place]) -> None:
         pack = f"{self._folder}/{_time(time.time())}-{os.urandom(8).hex()}.pack"

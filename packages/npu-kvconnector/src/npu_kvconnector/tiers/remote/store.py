@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.tiers.remote.config import RemoteConfig
 
-__all__ = ["Record", "Store", "all_of", "open_store"]
+__all__ = ["READS", "Record", "Store", "all_of", "open_store"]
+
+READS = 4
+"""Of a store at a time, each of several MiB: what was read is taken before more is asked for, so that little waits."""
 
 
 class Record(NamedTuple):

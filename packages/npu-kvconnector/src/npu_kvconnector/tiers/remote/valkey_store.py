@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,7 +12,7 @@ from valkey.exceptions import ValkeyError
 from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.tiers.remote.config import KEY_VALUE_SCHEMES, password_of_valkey
 from npu_kvconnector.tiers.remote.hedging import Hedge
-from npu_kvconnector.tiers.remote.store import all_of
+from npu_kvconnector.tiers.remote.store import READS, all_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -40,6 +41,7 @@ class ValkeyStore:
         self._at_a_time = max(_REPLY_BYTES // record_bytes, 1)
         self._milliseconds = None if config.ttl is None else max(int(config.ttl * 1000), 1)
         self._hedge = Hedge(enabled=config.hedge)
+        self._reads = asyncio.Semaphore(READS)
         self._client = _open(config)
 
     async def start(self) -> None:
@@ -62,16 +64,9 @@ class ValkeyStore:
         await all_of(self._load(first, names[first : first + self._at_a_time], take) for first in firsts)
 
     async def save(self, records: Sequence[Record]) -> None:
-        """Write the records in one round trip; those that are there stay as they are."""
-
-        async def request() -> None:
-            pipeline = self._client.pipeline(transaction=False)
-            for record in records:
-                value = b"".join([record.header, record.payload])
-                pipeline.set(self._prefix + record.name, value, px=self._milliseconds)
-            await pipeline.execute()
-
-        await self._ask(request, "save blocks")
+        """Write the records, some at a time: its client copies all that it is to send, and Python waits meanwhile."""
+        for first in range(0, len(records), self._at_a_time):
+            await self._save(records[first : first + self._at_a_time])
 
     async def forget(self, name: bytes) -> None:
         """Delete a record."""
@@ -85,17 +80,28 @@ class ValkeyStore:
         """Close all connections."""
         await self._client.aclose()
 
+    async def _save(self, records: Sequence[Record]) -> None:
+        async def request() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for record in records:
+                value = b"".join([record.header, record.payload])
+                pipeline.set(self._prefix + record.name, value, px=self._milliseconds)
+            await pipeline.execute()
+
+        await self._ask(request, "save blocks")
+
     async def _load(self, first: int, names: Sequence[bytes], take: Callable[[int, Buffer], Awaitable[None]]) -> None:
         async def request() -> list[bytes | None]:
             return list(await self._client.mget([self._prefix + name for name in names]))
 
-        records = await self._ask(lambda: self._hedge.read(request), "read blocks")
-        if len(records) != len(names) or not all(isinstance(record, bytes | None) for record in records):
-            msg = "Valkey answered a question for blocks with something else"
-            raise StoreError(msg)
-        for number, record in enumerate(records):
-            if record is not None:
-                await take(first + number, record)
+        async with self._reads:
+            records = await self._ask(lambda: self._hedge.read(request), "read blocks")
+            if len(records) != len(names) or not all(isinstance(record, bytes | None) for record in records):
+                msg = "Valkey answered a question for blocks with something else"
+                raise StoreError(msg)
+            for number, record in enumerate(records):
+                if record is not None:
+                    await take(first + number, record)
 
     async def _ask(self, request: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         try:
@@ -111,6 +117,7 @@ def _open(config: RemoteConfig) -> Any:
     parts = urlsplit(config.url)
     scheme = KEY_VALUE_SCHEMES[parts.scheme]
     options: dict[str, Any] = {"password": password_of_valkey(), "socket_connect_timeout": config.deadline}
+    options["socket_timeout"] = None  # the tier's own deadlines hold; the client's would be 5 seconds
     if parts.username is not None:
         options["username"] = parts.username
     if scheme == "valkeys":

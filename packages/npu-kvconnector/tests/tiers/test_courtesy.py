@@ -1,0 +1,69 @@
+"""Courtesy on a machine of two cores, which do what each test says."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_kvconnector.tiers.courtesy import Courtesy
+
+
+class Machine:
+    """Time, and what the cores and the thread have worked; a piece of work takes 10 ms."""
+
+    def __init__(self, others: float) -> None:
+        self.others, self.now, self.busy, self.worked = others, 50.0, 900.0, 7.0
+        self.courtesy = Courtesy(clock=lambda: self.now, worked=lambda: self.worked, busy=lambda: self.busy, cores=2)
+
+    def let_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.busy += self.others * seconds
+
+    def work(self, ahead: float = 100.0) -> float:
+        """Do a piece of work, rest as long as it says, and return that."""
+        self.let_pass(0.01)
+        self.worked += 0.01
+        self.busy += 0.01
+        rest = self.courtesy.rest(ahead)
+        self.let_pass(rest)
+        return rest
+
+
+def look(machine: Machine) -> None:
+    machine.courtesy.look()
+    machine.let_pass(0.15)
+    machine.courtesy.look()
+
+
+@pytest.mark.parametrize(("others", "share"), [(0.2, 1.0), (1.2, 1.0), (1.8, 0.06)])
+def test_it_works_for_a_small_share_of_the_time_where_others_want_all_cores(others: float, share: float) -> None:
+    machine = Machine(others)
+    look(machine)
+    machine.work()
+    began, worked = machine.now, machine.worked
+    for _ in range(200):
+        machine.work()
+    assert (machine.worked - worked) / (machine.now - began) == pytest.approx(share, rel=0.3)
+
+
+def test_what_it_takes_itself_is_not_others() -> None:
+    """Beside another process that takes half a core for it, such as a store on this host."""
+    machine = Machine(0.5)
+    look(machine)
+    assert sum(machine.work() for _ in range(200)) == 0.0
+
+
+def test_a_load_does_not_fall_behind_its_pace() -> None:
+    machine = Machine(2.0)
+    look(machine)
+    machine.work()
+    assert machine.work(ahead=0.004) == 0.004
+    assert machine.work(ahead=-1.0) == 0.0
+
+
+def test_what_was_seen_long_ago_says_nothing() -> None:
+    machine = Machine(2.0)
+    look(machine)
+    assert machine.courtesy.is_short
+    machine.let_pass(10)
+    machine.work()
+    assert machine.work() == 0.0
