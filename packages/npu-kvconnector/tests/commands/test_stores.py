@@ -198,3 +198,19 @@ def test_doctor_sizes_the_tiers(run: Run, tmp_path: Path) -> None:
     assert code == 1
     assert len(report["problems"]) == 2
     assert run("doctor", "--model", tmp_path / "none")[0] == 1
+
+
+def test_doctor_counts_what_tiers_take_of_the_memory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    peers = {"type": "p2p", "transport": "tcp", "secret_file": "secret", "bytes": "1GiB", "guard": {"load_seconds": 60}}
+    store = {"type": "remote", "url": "s3://bucket/kv", "pending_bytes": "64MiB"}
+    config: dict[str, Any] = {"cpu_bytes_to_use": "64MiB", "secondary_tiers": [peers, store]}
+    code, report = run("doctor", "--model", tmp_path, "--config", json.dumps(config))
+    assert code == 0, report
+    assert report["p2p_tcp"] == [{"tokens": 2**30 // 114_688, "memory": 2**30 + 64 * 2**20}]
+    assert report["remote"] == [{"url": "s3://bucket/kv", "memory": 64 * 2**20}]
+    peers["bytes"], store["pending_byte"] = "1000TiB", 1
+    code, report = run("doctor", "--model", tmp_path, "--config", json.dumps(config))
+    assert code == 1
+    assert "pending_bytes" in report["problems"][0]
+    assert "bytes of the tiers behind it, is more than" in report["problems"][1]

@@ -14,9 +14,12 @@ from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.files import supports_direct
 from npu_kvconnector.tiers.durable.segments import segments_in
 from npu_kvconnector.tiers.memory import available_bytes
+from npu_kvconnector.tiers.remote.config import RemoteConfig
+from npu_kvconnector.tiers.tcp.config import TCP_TIER, TcpConfig
 
 __all__ = ["bytes_per_token", "diagnose"]
 
+_OF_ANY_TIER = ("type", "transport", "module_path", "backpressure", "guard")
 _BYTES = {"float32": 4, "float": 4, "fp8": 1, "fp8_e4m3": 1, "int8": 1}
 
 
@@ -40,10 +43,15 @@ def diagnose(model: str, config: str, *, kv_cache_dtype: str = "auto") -> dict[s
     memory = available_bytes()
     host = options.cpu_bytes_to_use
     report["host"] = {"bytes": host, "available": memory, "tokens": host // each}
-    if host > memory:
-        problems.append(f"cpu_bytes_to_use={host} is more than the {memory} bytes available in memory; lower it")
-    tiers = [dict(tier) for tier in options.secondary_tiers if tier.get("type") == "durable"]
+    behind = [dict(tier) for tier in options.secondary_tiers]
+    tiers = [tier for tier in behind if tier.get("type") == "durable"]
     report["durable"] = [_durable(tier, each, problems) for tier in tiers]
+    report["remote"] = [_remote(tier, problems) for tier in behind if tier.get("type") == "remote"]
+    report["p2p_tcp"] = [_over_tcp(tier, each, problems) for tier in behind if _is_over_tcp(tier)]
+    beside = sum(tier.get("memory", 0) for tier in (*report["remote"], *report["p2p_tcp"]))
+    if host + beside > memory:
+        what = f"cpu_bytes_to_use={host}" + (f", with {beside} bytes of the tiers behind it," if beside else "")
+        problems.append(f"{what} is more than the {memory} bytes available in memory; lower it")
     if not tiers:
         report["hint"] = (
             'a durable tier keeps prefixes through restarts: {"type": "durable", "path": ..., "bytes": ...}'
@@ -100,11 +108,8 @@ def _settings(model: str) -> dict[str, Any]:
 
 def _durable(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, Any]:
     """Return what a durable tier holds, and what of the disk it is on."""
-    tier.pop("type")
-    for name in ("module_path", "backpressure"):
-        tier.pop(name, None)
     try:
-        options = DurableConfig.parse(tier)
+        options = DurableConfig.parse(_own(tier))
     except OptionError as error:
         problems.append(str(error))
         return {}
@@ -121,3 +126,32 @@ def _durable(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, 
     if str(disk).startswith("/dev/shm") or shutil.disk_usage(disk).total == 0:  # noqa: S108
         problems.append(f"path={path} is in memory: it is gone after a restart of the machine")
     return report
+
+
+def _remote(tier: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return where a remote tier's store is, whose size nobody here knows, and the memory that the tier takes."""
+    try:
+        options = RemoteConfig.parse(_own(tier))
+    except OptionError as error:
+        problems.append(str(error))
+        return {}
+    return {"url": options.url, "memory": options.pending_bytes}
+
+
+def _is_over_tcp(tier: dict[str, Any]) -> bool:
+    """Return whether a tier holds blocks for peers in this server's memory; one without a word is where NIXL is not."""
+    return tier.get("type") == TCP_TIER or (tier.get("type") == "p2p" and "secret_file" in tier)
+
+
+def _over_tcp(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, Any]:
+    """Return how many tokens a p2p tier over TCP holds for peers, and the memory that it takes."""
+    try:
+        options = TcpConfig.parse(_own(tier))
+    except OptionError as error:
+        problems.append(str(error))
+        return {}
+    return {"tokens": options.bytes // each, "memory": options.bytes + options.pending_bytes}
+
+
+def _own(tier: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tier.items() if name not in _OF_ANY_TIER}
