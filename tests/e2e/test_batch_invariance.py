@@ -39,7 +39,7 @@ TEXT = {name: FAMILIES[name] for name in ("gemma3", "deepseek_v2", "granite_hybr
 }
 OTHERS = {"qwen2.5-vl": SEEING, "bert": ENCODING}
 MODELS = TEXT | {name: FAMILIES[name] for name in OTHERS}
-BY_DAY = ("gemma3", "granite_hybrid", "experts", "bert")
+BY_DAY = ("gemma3", "granite_hybrid", "experts")
 CASES = [pytest.param(name, marks=[] if name in BY_DAY else pytest.mark.nightly) for name in MODELS]
 
 

@@ -79,15 +79,19 @@ def test_the_internal_balancer_gives_work_to_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_internal_balancer_ends_with_a_replica(tmp_path: Path) -> None:
-    """vLLM ends a server of which one engine is dead: clients of both replicas get an error or lose the connection."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_internal_balancer_ends_with_a_replica(number: signal.Signals, tmp_path: Path) -> None:
+    """vLLM ends a server of which one engine is dead: clients of both replicas get an error or lose the connection.
+
+    One that stands still is ended first, by the watch of its own replica.
+    """
     replicas = ("--data-parallel-size", "2", "--shutdown-timeout", "10")
     with serve_demo(tmp_path, *replicas, NPU_SIMULATOR_DEVICES="2", NPU_SIMULATOR_MEMORY="1GiB") as server:
         held = shared_memory(server)
         with ThreadPoolExecutor(2 * CLIENTS) as pool:
             told = [pool.submit(ask_until_it_fails, server, stream=number % 2 == 0) for number in range(2 * CLIENTS)]
             assert until(lambda: generated(server) > 100, 60)
-            os.kill(process_of(server, "EngineCore_DP1"), signal.SIGKILL)
+            os.kill(process_of(server, "EngineCore_DP1"), number)
             answers = [client.result(timeout=2 * PATIENCE) for client in told]
         assert all(answer.status in (None, STATUS) or EVENT in answer.text[-300:] for answer in answers), answers
         assert until(lambda: not server.processes_alive(), PATIENCE)

@@ -10,6 +10,7 @@ from tests.support import models
 from tests.support.compilers import compilations, noting_compiler
 from tests.support.engine_run import EngineRun, run_engine
 from tests.support.transformers_reference import assert_greedy, load
+from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,13 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 64 << 20,
     "cudagraph_capture_sizes": [1, 8, 16],
 }
+
+ASKED = """
+import torch
+import vllm.entrypoints.llm, vllm.v1.engine.core
+from vllm.triton_utils import HAS_TRITON
+print(HAS_TRITON, torch.npu.is_initialized())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,12 @@ def test_what_comes_from_the_prefix_cache_is_the_same(run: EngineRun) -> None:
 def test_a_seed_gives_the_same_tokens_again(run: EngineRun) -> None:
     assert run.tokens(2) == run.tokens(3)
     assert run.tokens(2) != run.tokens(0)[-3:]
+
+
+def test_importing_vllm_opens_no_device() -> None:
+    """Nor does Triton, which is there: a worker that is forked afterwards, as this one is, chooses its devices."""
+    done = run_program(ASKED, **V2)
+    assert done.stdout.split()[-2:] == ["True", "False"], done.stderr[-2000:]
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ import threading
 from functools import cache
 from typing import IO, TYPE_CHECKING
 
+from tests.support.environments import ROOT
 from tests.support.forks import ForkServer
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["run_module", "run_program", "start_module"]
 
 IMPORTS = ("vllm.entrypoints.llm", "vllm.v1.engine.core", "npu_platform.worker", "npu_platform.model_runner")
 SERVING = ("vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server")
+KNOWN = ("tests.support.known_models",)
 # OpenMP's threads sleep, which is fair beside other tests; OpenMP reads this when it is loaded.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 # vLLM reads them when it is imported, so that processes with others come from another one.
@@ -55,4 +57,6 @@ def _early(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _server(early: tuple[tuple[str, str], ...]) -> ForkServer:
-    return ForkServer(*IMPORTS, *SERVING, environ=os.environ | PASSIVE | dict(early), name=f"vllm {early}")
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))  # where KNOWN is
+    environ = os.environ | PASSIVE | {"PYTHONPATH": path} | dict(early)
+    return ForkServer(*IMPORTS, *SERVING, *KNOWN, environ=environ, name=f"vllm {early}")
