@@ -64,6 +64,7 @@ EDITS = {
     "entrypoints/rl/weight_transfer/test_offline.py": [(r'backend="nccl"', 'backend="npuccl"')],
     **dict.fromkeys(
         (
+            "kernels/attention/test_lightning_attn.py",
             "kernels/fla/test_fused_recurrent_packed_decode.py",
             "kernels/mamba/test_causal_conv1d.py",
             "kernels/mamba/test_mamba_ssm.py",
