@@ -266,7 +266,9 @@ from vllm.distributed import init_distributed_environment, initialize_model_para
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 import npu_ops.layers.embedding as layers
 layers.get_current_vllm_config_or_none = lambda: SimpleNamespace(
-    model_config=SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings={by_name}))
+    model_config=SimpleNamespace(
+        runner_type="generate", hf_text_config=SimpleNamespace(tie_word_embeddings={by_name})
+    )
 )
 with set_current_vllm_config(config), torch.inference_mode():
     init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
@@ -283,6 +285,47 @@ with set_current_vllm_config(config), torch.inference_mode():
     print([sorted(dict(layer.named_buffers())) == sorted(layers.HEAD) for layer in (embedding, head)])
 """
     assert "".join(registered(code)[-2:]) == ("[True,False]" if by_name else "[False,True]")
+
+
+@pytest.mark.parametrize(
+    ("runner", "tied_by_name", "head", "measured"),
+    [
+        ("generate", False, "its own", ["192x64"]),
+        ("generate", True, "tied", ["128x64"]),
+        ("generate", True, "none", ["128x64"]),
+        ("generate", False, "none", []),
+        ("pooling", True, "none", []),
+    ],
+)
+def test_tables_that_are_looked_up_in_alone_are_not_measured(
+    registered, tmp_path, runner, tied_by_name, head, measured
+):
+    code = f"""
+import os, tempfile
+from types import SimpleNamespace
+os.environ["VLLM_CACHE_ROOT"] = {str(tmp_path)!r}
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from npu_ops import choices
+from npu_ops.layers import embedding as layers, linear
+layers.get_current_vllm_config_or_none = lambda: SimpleNamespace(
+    model_config=SimpleNamespace(
+        runner_type={runner!r}, hf_text_config=SimpleNamespace(tie_word_embeddings={tied_by_name})
+    )
+)
+with set_current_vllm_config(config), torch.inference_mode():
+    init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+    initialize_model_parallel()
+    made = [VocabParallelEmbedding(128, 64)]
+    if {head!r} == "its own":
+        made.append(ParallelLMHead(192, 64))
+    elif {head!r} == "tied":
+        made += [VocabParallelEmbedding(256, 64), ParallelLMHead(128, 64).tie_weights(made[0])]
+    linear.warm_up(made, 2)
+print("shapes:", *(name.split()[1] for name in choices.shapes(choices.machine(torch.device("cpu")))))
+"""
+    said = registered(code)
+    assert said[said.index("shapes:") + 1 :] == measured
 
 
 def test_a_folder_without_one_gguf_file_is_refused(registered, tmp_path):

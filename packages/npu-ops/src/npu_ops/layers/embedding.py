@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -30,10 +31,11 @@ class NpuEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     npu_warm_up = staticmethod(warm_up)
 
-    def __init__(self, *, rounds: bool) -> None:
-        """Compute logits with the weights as they are, or rounded to 8 bits when they are loaded."""
+    def __init__(self, *, may_be_head: bool, rounds: bool) -> None:
+        """Compute logits, if they may be asked for, with the weights as they are, or rounded to 8 bits when loaded."""
         super().__init__()
-        self.rounds = rounds
+        self.may_be_head = may_be_head
+        self.rounds = may_be_head and rounds
         self._embedding: nn.Module | None = None
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
@@ -74,8 +76,14 @@ def _may_be_head(layer: object) -> bool:
     """Whether logits may be asked of it: of an embedding where the model's head is tied to one."""
     config = get_current_vllm_config_or_none()
     model = config.model_config if config is not None else None
-    tied = model is not None and getattr(model.hf_text_config, "tie_word_embeddings", False)
-    return isinstance(layer, ParallelLMHead) or tied
+    if isinstance(layer, ParallelLMHead):
+        return True
+    writes = model is not None and model.runner_type != "pooling"
+    return writes and getattr(model.hf_text_config, "tie_word_embeddings", False)
+
+
+_WHOLE = (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)
+"""What computes with a whole table: ModelOpt's checkpoints name the second for heads that they leave out."""
 
 
 class NpuVocabulary:
@@ -84,9 +92,9 @@ class NpuVocabulary:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build vLLM's layer, then swap the method that computes."""
         super().__init__(*args, **kwargs)
-        if type(self.quant_method) is UnquantizedEmbeddingMethod:
-            rounds = OpsConfig.from_environment().head_bits == _ROUNDED and _may_be_head(self)
-            self.quant_method = NpuEmbeddingMethod(rounds=rounds)
+        if type(self.quant_method) in _WHOLE:
+            rounds = OpsConfig.from_environment().head_bits == _ROUNDED
+            self.quant_method = NpuEmbeddingMethod(may_be_head=_may_be_head(self), rounds=rounds)
 
 
 for _base in (VocabParallelEmbedding, ParallelLMHead):

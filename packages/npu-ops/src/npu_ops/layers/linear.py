@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from npu_ops import choices
 
@@ -58,12 +59,29 @@ def _remembered(layer: nn.Module, name: str, parameter: Tensor) -> Tensor:
 
 def warm_up(layers: list[nn.Module], rows: int) -> None:
     """Measure our linear against torch's for these layers and up to `rows` rows; npu-platform's worker calls it."""
-    weights = [plain_weight(layer) for layer in layers]
     for layer in layers:
-        plain_bias(layer, getattr(layer, "bias", None))  # torch.compile cannot trace how it is made
+        plain_weight(layer)  # torch.compile cannot trace how these are made
+        plain_bias(layer, getattr(layer, "bias", None))
+    weights = [plain_weight(layer) for layer in _multiplied(layers)]
     # vLLM keeps the weights of convolutions in linear layers, with a dimension more; and on meta those of layers that a
     # model is without when it sorts or embeds texts
     choices.measure([weight for weight in weights if weight.dim() == _MATRIX and not weight.is_meta], rows)
+
+
+def _multiplied(layers: list[nn.Module]) -> list[nn.Module]:
+    """Leave out tables that rows are only looked up in: they are large, and what may be spent on measuring is little.
+
+    Logits come from a table that a head is tied to, or where the model has no head beside it.
+    """
+    heads = [layer for layer in layers if isinstance(layer, ParallelLMHead)]
+    tied = {id(head.weight) for head in heads}
+
+    def looked_up(layer: nn.Module) -> bool:
+        if not isinstance(layer, VocabParallelEmbedding) or isinstance(layer, ParallelLMHead):
+            return False
+        return id(layer.weight) not in tied if heads else not layer.quant_method.may_be_head
+
+    return [layer for layer in layers if not looked_up(layer)]
 
 
 class NpuLinearMethod(UnquantizedLinearMethod):
