@@ -55,7 +55,8 @@ def test_format(form: str, kind: str, workshop: Workshop, tmp_path: Path) -> Non
             run_scenarios(tmp_path, [workshop.scenario(form, kind)])
     if result:
         result.parent.mkdir(parents=True, exist_ok=True)
-        result.write_text(json.dumps({"form": form, "kind": kind, "refused": said, "layers": layers}))
+        ran = {"form": form, "kind": kind, "refused": said, "layers": layers, "ran": formats_page.now()}
+        result.write_text(json.dumps(ran))
 
 
 def test_the_page_is_of_these_cases() -> None:

@@ -6,12 +6,13 @@ format family differ from layer to layer, so that one engine runs several scheme
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.support import judges, quantized, truth
+from tests.support import judges, modelopt, quantized, truth
 from tests.support.engine_run import EngineRun, run_engine, run_scenarios
 from tests.support.quantized import Rounding
 
@@ -67,6 +68,7 @@ W4A8 = {
     "input_activations": integers(8, "token", dynamic=True),
     "format": "int-quantized",
 }
+MODELOPT = ("fp8", "nvfp4", "mxfp8")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
     "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128), head=True),
@@ -100,6 +102,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
         },
     ),
     "fp8-blocks": quantized.fp8_blocks,
+    **{f"modelopt-{name}": functools.partial(modelopt.checkpoint, algorithm=name.upper()) for name in MODELOPT},
     "fp8-online": lambda folder: quantized.online(folder, *ONLINE),
     "int8-online": quantized.online_int8,
 }
@@ -120,6 +123,7 @@ MORE: dict[str, dict[str, Any]] = {
 # What the linear layers and the head run, whatever the instruction set.
 INTEGERS = "npu_ops::weight_only_linear ({} in {})".format
 FP8 = "npu_ops::fp8_linear ({})".format
+BY_TENSOR = ("512 x 256", "256 x 256", "1024 x 256", "256 x 512")
 RUNS = {
     "awq": {INTEGERS("uint4", "groups of 64")},
     "gptq": {INTEGERS("uint4b8", "groups of 128")},
@@ -143,12 +147,12 @@ RUNS = {
         INTEGERS("int4", "groups of 64"),
     },
     "fp8-blocks": {FP8("blocks of 128 x 128, rounded activations")},
+    # by tensor, one scale each for qkv, the output, the gates and ups, and the downs
+    "modelopt-fp8": {FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR},
+    "modelopt-nvfp4": {"npu_ops::weight_only_linear (nvfp4 in 8 bits)"},
+    "modelopt-mxfp8": {"npu_ops::linear (mxfp8, dequantised when loaded)"},
     "fp8-online": {
-        # by tensor, one scale each for qkv, the output, the gates and ups, and the downs
-        *(
-            FP8(f"blocks of {shape}, rounded activations")
-            for shape in ("512 x 256", "256 x 256", "1024 x 256", "256 x 512")
-        ),
+        *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
         *(FP8(f"blocks of 1 x {columns}, rounded activations") for columns in (256, 512)),
         FP8("blocks of 128 x 128, rounded activations"),
     },

@@ -51,6 +51,21 @@ class Case(NamedTuple):
 
 INTEGERS = "npu_ops::weight_only_experts (int{})".format
 INT8, FP8 = "npu_ops::int8_experts (int8, activations int8)", "npu_ops::fp8_experts (fp8)"
+NVFP4_RUNS = "npu_ops::weight_only_experts (nvfp4 in 8 bits)"
+MXFP8_RUNS = "npu_ops::fused_experts (mxfp8, dequantised when loaded)"
+_NVFP4: dict[str, Any] = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "symmetric": True,
+}
+NVFP4 = {"weights": _NVFP4 | {"scale_dtype": "torch.float8_e4m3fn"}, "format": "nvfp4-pack-quantized"}
+NVFP4_INPUTS = _NVFP4 | {"dynamic": "local"}
+MXFP8 = {
+    "weights": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+    "format": "mxfp8-quantized",
+}
 BY_TOKEN = eight("float", "channel", "token")
 
 
@@ -82,6 +97,24 @@ CASES: dict[str, Case] = {
         (INTEGERS(8),),
         {"quantization": "int8_per_channel_weight_only"},
     ),
+    "w4a8": Case(
+        one(
+            {
+                "weights": packed(4, "group", group_size=64)["weights"],
+                "input_activations": eight("int", "channel", "token")["input_activations"],
+                "format": "int-quantized",
+            }
+        ),
+        (INTEGERS(4),),
+    ),
+    "nvfp4": Case(
+        lambda folder: quantized_experts.compressed(folder, [NVFP4, NVFP4 | {"input_activations": NVFP4_INPUTS}]),
+        (NVFP4_RUNS,),
+    ),
+    "mxfp8": Case(one(MXFP8), (MXFP8_RUNS,)),
+    "modelopt-fp8": Case(lambda folder: quantized_experts.by_modelopt(folder, "FP8"), (FP8,)),
+    "modelopt-nvfp4": Case(lambda folder: quantized_experts.by_modelopt(folder, "NVFP4"), (NVFP4_RUNS,)),
+    "modelopt-mxfp8": Case(lambda folder: quantized_experts.by_modelopt(folder, "MXFP8"), (MXFP8_RUNS,)),
     "gpt-oss": Case(quantized_experts.gpt_oss, ("npu_ops::weight_only_experts (mxfp4)",)),
 }
 DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.support import judges, models, multimodal, quantized, truth
+from tests.support import judges, modelopt, models, multimodal, quantized, truth
 from tests.support.quantized import Rounding
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ FORMATS: dict[str, Format] = {
         | {"scale_dtype": "torch.float8_e4m3fn"},
         "nvfp4-pack-quantized",
     ),
+} | {
+    f"ModelOpt {form}": Format(
+        lambda folder, model, form=form: modelopt.checkpoint(folder, form.upper(), model, LAYERS)  # type: ignore[misc]
+    )
+    for form in ("fp8", "NVFP4", "MXFP8")
 }
 """Names are those of docs/reference/formats.md."""
 
@@ -82,10 +87,12 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "states": lambda folder: models.tiny_granite_hybrid(folder, num_key_value_heads=4),
     "images": lambda folder: multimodal.tiny_qwen2_5_vl(folder, num_key_value_heads=4),
 }
-_NO_EXPERTS = "have no kernel: quantise them as W4A16, W8A16, W8A8 (int8 or fp8) or MXFP4"
-REFUSED: dict[tuple[str, str], str] = {(form, "experts"): _NO_EXPERTS for form in ("W4A8", "MXFP8", "NVFP4")} | {
+REFUSED: dict[tuple[str, str], str] = {
     ("AWQ", "states"): "KeyError: 'layers.0.mamba.in_proj.weight'",
     ("fp8, blocks", "states"): "has no scale in the checkpoint",
+    ("ModelOpt fp8", "states"): "has no scale in the checkpoint",
+    ("ModelOpt NVFP4", "states"): "assert param_data.shape == loaded_weight.shape",
+    ("ModelOpt MXFP8", "states"): "has no scale of a layer that is not quantised",
 }
 """A format and a kind -> what the engine says at start."""
 
@@ -156,6 +163,8 @@ def _make(kind: str, folder: Path) -> None:
     KINDS[kind](folder)
     file = folder / "model.safetensors"
     weights = {name: value.bfloat16().float() for name, value in safetensors.torch.load_file(file).items()}
+    if kind == "images":  # an image in an answer would have no picture
+        weights["lm_head.weight"][multimodal.IMAGE_TOKEN] = 0
     safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
 
 

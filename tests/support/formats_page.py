@@ -17,7 +17,7 @@ from tests.support.matrix_page import circumstances
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["cases_of", "text"]
+__all__ = ["cases_of", "now", "text"]
 
 _HEAD = """# Models and formats
 
@@ -25,8 +25,6 @@ Which formats of quantised checkpoints were compared with transformers on which 
 (`tests/support/models.py`) and its checkpoint written as the format's own tools write it: the projections of attention, of MLPs
 and of experts are quantised. The engine answers eight requests, greedy, in bfloat16, with graphs. `nox -s formats` runs all of
 it and writes this page; it goes on where it was interrupted, and does one piece with `-- -k "AWQ and states"`.
-{date}, commit {commit}, vLLM {vllm}, {processor}.
-
 """
 _NAMES = """
 `=`: the logprobs are at most 1.5 times as far from those of the dequantised weights in float32 as transformers' own in bfloat16 are,
@@ -39,13 +37,17 @@ _RAN = """
 | format | linear layers and experts |
 |---|---|
 """
+_UNKNOWN = "no time that was written down"
 _WHY = {
-    REFUSED["W4A8", "experts"]: "experts have no kernel for it; W4A16, W8A16, W8A8 (int8 or fp8) and MXFP4 have",
     REFUSED[
         "AWQ", "states"
     ]: "vLLM names the layers of Mamba otherwise than the checkpoint does when it asks which are not quantised, "
     "and ends with a KeyError",
     REFUSED["fp8, blocks", "states"]: "for the same reason; npu-ops sees that the scales of these layers are not there",
+    REFUSED["ModelOpt NVFP4", "states"]: "for the same reason; vLLM finds that a matrix has another shape",
+    REFUSED[
+        "ModelOpt MXFP8", "states"
+    ]: "for the same reason; npu-ops sees that scales were not loaded, which vLLM would take as they lie in memory",
 }
 """What is refused, by what is said."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -55,7 +57,26 @@ def text(results: list[dict[str, Any]]) -> str:
     """Return the page of the cases that passed."""
     passed = {(result["form"], result["kind"]): result["refused"] for result in results}
     names = _NAMES if REFUSED else _NAMES.replace(" Letters are refusals at start:\n", "")
-    return "".join([_HEAD.format(**circumstances()), *_table(passed), names, *_letters(), _RAN, *_kernels(results)])
+    return "".join([_HEAD, *_times(results), *_table(passed), names, *_letters(), _RAN, *_kernels(results)])
+
+
+def now() -> str:
+    """Return when, of which commit, with which vLLM and where a case runs, as the page names it."""
+    return "{date}, commit {commit}, vLLM {vllm}, {processor}".format(**circumstances())
+
+
+def _times(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Say which cases ran when; the most of them without their names."""
+    of_time: dict[str, dict[str, list[str]]] = {}
+    for result in results:
+        of_form = of_time.setdefault(result.get("ran", _UNKNOWN), {})
+        of_form.setdefault(result["form"], []).append(result["kind"])
+    most, *others = sorted(of_time, key=lambda time: -sum(map(len, of_time[time].values())))
+    yield f"{most}.\n"
+    for time in others:
+        cases = "; ".join(f"{form} on {', '.join(kinds)}" for form, kinds in of_time[time].items())
+        yield f"\nOf {time}: {cases}.\n"
+    yield "\n"
 
 
 def cases_of(page: str) -> int:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "ALL",
     "DEMO",
+    "NVFP4_RANGE",
+    "WIDEST",
     "Rounded",
     "RoundedExperts",
     "Rounding",
@@ -40,18 +43,20 @@ __all__ = [
     "fp8_blocks",
     "gptq",
     "gptq_tensors",
+    "kept",
     "mxfp4",
     "online",
     "online_int8",
     "prompts",
     "rounding_of",
+    "save",
     "unsure_prompts",
     "weight_qparams",
 ]
 
 DEMO = Path(str(files("npu_platform.demo") / "model"))
 WIDEST = 2.0  # no weight of the model is larger
-_NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest value
+NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest value
 # Formats whose activations npu leaves as they are, whatever the checkpoint says.
 _WHOLE_ACTIVATIONS = ("mxfp4-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized")
 LINEAR = re.compile(r"\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight$")
@@ -123,7 +128,7 @@ class Rounded:
 def awq(folder: Path, rounding: Rounding, model: Path = DEMO, layers: str = ALL) -> Path:
     """AWQ: nibbles along the outputs, interleaved."""
     config = {"quant_method": "awq", "bits": 4, "group_size": rounding.group, "zero_point": True, "version": "gemm"}
-    return _save(folder, lambda name, weight: awq_tensors(name, rounding(weight)), config, model=model, layers=layers)
+    return save(folder, lambda name, weight: awq_tensors(name, rounding(weight)), config, model=model, layers=layers)
 
 
 def awq_tensors(name: str, r: Rounded) -> tuple[dict[str, Tensor], Tensor]:
@@ -138,7 +143,7 @@ def gptq(folder: Path, rounding: Rounding, model: Path = DEMO, layers: str = ALL
     config = {"quant_method": "gptq", "bits": bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
     config |= {"desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": head}
     write = lambda name, weight: gptq_tensors(name, rounding(weight), bits)  # noqa: E731
-    return _save(folder, write, config, head=head, model=model, layers=layers)
+    return save(folder, write, config, head=head, model=model, layers=layers)
 
 
 def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor], Tensor]:
@@ -172,9 +177,9 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
         scale, zero = weight_qparams(weight.float(), weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
         if weights.strategy == "tensor_group":
-            state["weight_global_scale"] = _NVFP4_RANGE / torch.tensor([WIDEST])
+            state["weight_global_scale"] = NVFP4_RANGE / torch.tensor([WIDEST])
             if inputs is not None:
-                state["input_global_scale"] = _NVFP4_RANGE / torch.tensor([8.0])
+                state["input_global_scale"] = NVFP4_RANGE / torch.tensor([8.0])
         if inputs is not None and inputs.dynamic is False:  # a range that holds what these layers see
             low, high = torch.tensor([-6.0]), torch.tensor([6.0 if inputs.symmetric else 8.0])
             state["input_scale"], input_zero = calculate_qparams(low, high, inputs)
@@ -200,7 +205,7 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
         for pattern, scheme in made.items()
         if scheme.input_activations is not None and not _keeps_activations(scheme)
     }
-    return _save(folder, write, {**config, "config_groups": groups}, inputs, head=head, model=model)
+    return save(folder, write, {**config, "config_groups": groups}, inputs, head=head, model=model)
 
 
 def _keeps_activations(scheme: QuantizationScheme) -> bool:
@@ -226,8 +231,8 @@ def fp8_blocks(folder: Path, model: Path = DEMO, layers: str = ALL) -> Path:
         "dynamic": True,
         "symmetric": True,
     }
-    config |= {"modules_to_not_convert": [*_kept(model, layers), "lm_head"]}
-    return _save(folder, write, config, {layers: inputs}, model=model, layers=layers)
+    config |= {"modules_to_not_convert": [*kept(model, layers), "lm_head"]}
+    return save(folder, write, config, {layers: inputs}, model=model, layers=layers)
 
 
 def online(folder: Path, by_tensor: str, by_channel: str, by_block: str, model: Path = DEMO, layers: str = ALL) -> Path:
@@ -245,7 +250,7 @@ def online(folder: Path, by_tensor: str, by_channel: str, by_block: str, model: 
     inputs = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True}
     token, group = inputs | {"strategy": "token"}, inputs | {"strategy": "group", "group_size": 128}
     inputs = {by_tensor: token, by_channel: token, by_block: group}
-    return _save(folder, write, None, inputs, model=model, layers=layers)
+    return save(folder, write, None, inputs, model=model, layers=layers)
 
 
 def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,7 +272,7 @@ def online_int8(folder: Path) -> Path:
         scale = weight.float().abs().amax(1, keepdim=True) / 127
         return {f"{name}.weight": weight}, (weight.float() / scale).round() * scale
 
-    return _save(folder, write, None)
+    return save(folder, write, None)
 
 
 def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -281,7 +286,10 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
         for name, module in [*model.named_modules()]:
             if not re.match(target, name):
                 continue
-            rounds = rounding_of(args, stored.get(f"{name}.input_scale"), stored.get(f"{name}.input_zero_point"))
+            place = re.escape(name[max(0, name.find("layers.")) :])  # what goes before has other names with images
+            scales = [value for key, value in stored.items() if re.search(rf"{place}(\..*)?\.input_scale$", key)]
+            scale = torch.stack(scales).max() if scales else None  # of experts the largest
+            rounds = rounding_of(args, scale, stored.get(f"{name}.input_zero_point"))
             if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
                 model.set_submodule(name, RoundedExperts(module, rounds))
             elif isinstance(module, torch.nn.Linear):
@@ -337,7 +345,7 @@ def weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tens
         parts = weight.view(n, -1, args.group_size)
         low, high = parts.amin(-1), parts.amax(-1)
         if args.strategy == "tensor_group":
-            return calculate_qparams(low, high, args, global_scale=_NVFP4_RANGE / torch.tensor([WIDEST]))
+            return calculate_qparams(low, high, args, global_scale=NVFP4_RANGE / torch.tensor([WIDEST]))
     elif args.strategy == "channel":
         low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
     elif args.strategy == "block":
@@ -352,7 +360,7 @@ def weight_qparams(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tens
     return scale.bfloat16().float() if args.num_bits == 4 else scale, zero
 
 
-def _save(
+def save(
     folder: Path,
     write: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
     quantization: dict[str, Any] | None,
@@ -389,7 +397,7 @@ def _save(
     return folder
 
 
-def _kept(model: Path, layers: str) -> list[str]:
+def kept(model: Path, layers: str) -> list[str]:
     """Return the layers of a model whose weights stay as they are."""
     with safetensors.safe_open(model / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 it is no mapping

@@ -16,8 +16,10 @@ import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-from tests.support import models
+from tests.support import modelopt, models
 from tests.support.quantized import (
+    NVFP4_RANGE,
+    WIDEST,
     RoundedExperts,
     Rounding,
     awq_tensors,
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["awq", "compressed", "eight", "exact_model", "gpt_oss", "gptq", "packed", "unquantized"]
+__all__ = ["awq", "by_modelopt", "compressed", "eight", "exact_model", "gpt_oss", "gptq", "packed", "unquantized"]
 
-STATIC_SCALE = 8 / 448  # of inputs, in fp8, where a checkpoint gives it
+STATIC_SCALE = modelopt.STATIC_SCALE
 EXPERT = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
 
 
@@ -80,7 +82,11 @@ def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
         scheme = made[_layer(name)]
         scale, zero = weight_qparams(weight.float(), scheme.weights)
         state = {"weight": weight.float(), "weight_scale": scale, "weight_zero_point": zero}
-        if scheme.input_activations is not None and not scheme.input_activations.dynamic:
+        if scheme.weights.strategy == "tensor_group":
+            state["weight_global_scale"] = NVFP4_RANGE / torch.tensor([WIDEST])
+            if scheme.input_activations is not None:
+                state["input_global_scale"] = NVFP4_RANGE / torch.tensor([8.0])
+        elif scheme.input_activations is not None and not scheme.input_activations.dynamic:
             state["input_scale"] = torch.tensor([STATIC_SCALE])
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         state = compressor.compress(state, scheme)
@@ -91,7 +97,15 @@ def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
     config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "config_groups": groups}
     config |= {"format": "mixed-precision", "ignore": ["lm_head"]}
     made = _qwen3(folder, write, config, num_hidden_layers=len(schemes))
-    return _note_inputs(made, [scheme.get("input_activations") for scheme in schemes])
+    rounded = [None if scheme["weights"]["num_bits"] == 4 else scheme.get("input_activations") for scheme in schemes]
+    return _note_inputs(made, rounded)
+
+
+def by_modelopt(folder: Path, algorithm: str) -> Path:
+    """ModelOpt's layout, by FP8, NVFP4 or MXFP8."""
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["*self_attn*", "*mlp.gate", "lm_head"]}
+    write = lambda name, weight: modelopt.tensors(name, weight, algorithm)  # noqa: E731
+    return _note_inputs(_qwen3(folder, write, config, num_hidden_layers=2), [modelopt.INPUTS[algorithm]] * 2)
 
 
 def unquantized(

@@ -197,8 +197,11 @@ def test_quantisation_needs_a_registered_kernel(monkeypatch: pytest.MonkeyPatch)
         NPUPlatform.verify_quantization("auto_awq")
     linear.register_linear_kernel(linear.CPUWNA16LinearKernel, PlatformEnum.OOT)
     NPUPlatform.verify_quantization("auto_awq")
-    with pytest.raises(UnsupportedFeatureError, match="no kernels for modelopt_fp4 checkpoints: quantise with one of"):
-        NPUPlatform.verify_quantization("modelopt_fp4")
+    with pytest.raises(
+        UnsupportedFeatureError, match="no kernels for modelopt_mixed checkpoints: quantise with one of"
+    ):
+        NPUPlatform.verify_quantization("modelopt_mixed")
+    NPUPlatform.verify_quantization("of_a_plugin")
 
 
 def test_devices_of_two_hosts_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:

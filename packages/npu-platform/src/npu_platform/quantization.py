@@ -1,10 +1,13 @@
 """Owns which quantised checkpoints are taken: those for whose layers somebody has registered a kernel with vLLM.
 
 The device has no such kernels of its own; npu-ops registers some, a vendor's package may register others. Finer rules
-(bits, group sizes) are the kernels': vLLM names them when it chooses one for a layer.
+(bits, group sizes) are the kernels': vLLM names them when it chooses one for a layer. Methods that a plugin has
+registered beside vLLM's bring what computes their layers.
 """
 
 from __future__ import annotations
+
+from typing import get_args
 
 from npu_platform.errors import UnsupportedFeatureError
 
@@ -31,12 +34,19 @@ TABLES: dict[str, tuple[str, ...]] = {
     "online": (_FP8, _FP8_BLOCK),
     **dict.fromkeys(("experts_int8", "int8_per_channel_weight_only", "npu_int8"), (_WEIGHT_ONLY,)),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), (_MXFP4,)),
+    "modelopt": (_FP8,),
+    "modelopt_fp4": (_NVFP4,),
+    "modelopt_mxfp8": (_MXFP8,),
 }
 
 
 def refuse_without_kernels(method: str) -> None:
     """Raise UnsupportedFeatureError unless a kernel is registered that the method's layers can take."""
+    from vllm.model_executor.layers.quantization import QuantizationMethods
+
     if method not in TABLES:
+        if method not in get_args(QuantizationMethods):
+            return
         known = ", ".join(sorted(TABLES))
         msg = f"the npu device has no kernels for {method} checkpoints: quantise with one of {known}, or not at all."
         raise UnsupportedFeatureError(msg)

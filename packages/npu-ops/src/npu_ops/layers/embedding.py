@@ -78,8 +78,9 @@ def _may_be_head(layer: object) -> bool:
     model = config.model_config if config is not None else None
     if isinstance(layer, ParallelLMHead):
         return True
-    writes = model is not None and model.runner_type != "pooling"
-    return writes and getattr(model.hf_text_config, "tie_word_embeddings", False)
+    if model is None or model.runner_type == "pooling":
+        return False
+    return getattr(model.hf_text_config, "tie_word_embeddings", False)
 
 
 _WHOLE = (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)

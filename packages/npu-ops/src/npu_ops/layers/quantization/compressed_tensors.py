@@ -14,10 +14,19 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     compressed_tensors_moe_w4a4_mxfp4 as mxfp4,
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_nvfp4 as nvfp4,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a8_int8 as w4a8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w8a8_fp8 as fp8,
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w8a8_int8 as int8,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_mxfp8 as mxfp8,
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_wna16 as wna16,
@@ -27,11 +36,15 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import C
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 from npu_ops.layers.quantization.mxfp4 import e2m1_experts
+from npu_ops.layers.quantization.mxfp8 import BLOCK as MXFP8_BLOCK
+from npu_ops.layers.quantization.mxfp8 import DequantizedExperts
 from npu_ops.layers.quantization.nvfp4 import BLOCK as NVFP4_BLOCK
-from npu_ops.layers.quantization.nvfp4 import NpuNvfp4LinearKernel
+from npu_ops.layers.quantization.nvfp4 import NpuNvfp4LinearKernel, nvfp4_experts
 from npu_ops.layers.quantization.weight_only import values_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from compressed_tensors.quantization import QuantizationArgs
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
@@ -116,6 +129,51 @@ class NpuMxfp4Experts(QuantizedExperts, mxfp4.CompressedTensorsW4A4Mxfp4MoEMetho
         e2m1_experts(self, layer, "weight_packed")
 
 
+class NpuNvfp4Experts(QuantizedExperts, nvfp4.CompressedTensorsW4A4Nvfp4MoEMethod):
+    """NVFP4 weights in 8 bits, activations as they are, on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, inputs: QuantizationArgs | None, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.group_size, self.use_a16 = NVFP4_BLOCK, inputs is None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack; the checkpoint has the inverses of the scales of whole projections."""
+        whole = {name: 1.0 / getattr(layer, f"{name}_weight_global_scale").data for name in ("w13", "w2")}
+        nvfp4_experts(self, layer, "weight_packed", whole)
+
+
+class NpuMxfp8Experts(DequantizedExperts, mxfp8.CompressedTensorsW8A8Mxfp8MoEMethod):
+    """MXFP8 weights, dequantised when they are loaded."""
+
+    def __init__(self, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.weight_block_size = [1, MXFP8_BLOCK]
+
+
+class NpuW4A8Experts(QuantizedExperts, w4a8.CompressedTensorsW4A8Int8MoEMethod):
+    """Weights of 4 bits beside activations of 8, which stay as they are, on `npu_ops::weight_only_experts`."""
+
+    def __init__(self, weights: QuantizationArgs, inputs: QuantizationArgs, moe: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe)
+        self.weight_quant, self.input_quant, self.static_input_scales = weights, inputs, False
+        self.has_bias, self.group_size = moe.has_bias, weights.group_size or -1
+        if not moe.is_act_and_mul:
+            msg = "experts without gates have no W4A8 in vLLM: quantise them as W4A16."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack: int8 [E, N, K] from -8 to 7, scales [E, N, groups]."""
+
+        def integers(name: str, expert: int) -> Integers:
+            values = (getattr(layer, f"{name}_weight").data[expert] + 8).view(torch.uint8)
+            return Integers(values, getattr(layer, f"{name}_weight_scale").data[expert])
+
+        self.pack_integers(layer, 4, self.group_size, lambda e: integers("w13", e), lambda e: integers("w2", e))
+
+
 class NpuNvfp4Weights(CompressedTensorsW4A4Fp4):
     """NVFP4 weights beside whole activations (W4A16), for which vLLM would name kernels of GPUs."""
 
@@ -153,18 +211,25 @@ class NpuCompressedTensorsConfig(CompressedTensorsConfig):
         if scheme is None:
             return UnquantizedFusedMoEMethod(moe)
         weights: Any = scheme.get("weights")
-        inputs = scheme.get("input_activations")
-        if self._is_mxfp4(weights):
-            return NpuMxfp4Experts(moe)
-        if self._is_wNa16_group_channel(weights, inputs) and scheme.get("format") == "pack-quantized":
-            return NpuPackedExperts(weights, moe)
-        if self._is_fp8_w8a8(weights, inputs):
-            return NpuFp8Experts(weights, inputs, moe)
-        if inputs is not None and self._is_dynamic_token_w8a8(weights, inputs):
-            return NpuInt8Experts(weights, inputs, moe)
+        inputs: Any = scheme.get("input_activations")
+        nvfp4_too = inputs is None or self._is_nvfp4_format(inputs)
+        packed = self._is_wNa16_group_channel(weights, inputs) and scheme.get("format") == "pack-quantized"
+        by_token = inputs is not None and self._is_dynamic_token_w8a8(weights, inputs)
+        kinds: list[tuple[bool, Callable[[], Any]]] = [
+            (self._is_mxfp4(weights), lambda: NpuMxfp4Experts(moe)),
+            (self._is_nvfp4_format(weights) and nvfp4_too, lambda: NpuNvfp4Experts(inputs, moe)),
+            (self._is_mxfp8(weights), lambda: NpuMxfp8Experts(moe)),
+            (packed, lambda: NpuPackedExperts(weights, moe)),
+            (self._is_dynamic_token_w4a8_int(weights, inputs), lambda: NpuW4A8Experts(weights, inputs, moe)),
+            (self._is_fp8_w8a8(weights, inputs), lambda: NpuFp8Experts(weights, inputs, moe)),
+            (by_token, lambda: NpuInt8Experts(weights, inputs, moe)),
+        ]
+        for fits, make in kinds:
+            if fits:
+                return make()
         rounded = f"activations of {inputs.num_bits} bits" if inputs is not None else "whole activations"
         msg = (
             f"{prefix}: experts in {scheme.get('format')}, {weights.num_bits} bits by {weights.strategy}, {rounded}, "
-            "have no kernel: quantise them as W4A16, W8A16, W8A8 (int8 or fp8) or MXFP4."
+            "have no kernel: quantise them as W4A16, W8A16, W4A8, W8A8 (int8 or fp8), MXFP4, MXFP8 or NVFP4."
         )
         raise UnsupportedLayerError(msg)

@@ -1,4 +1,4 @@
-"""Gives layers with MXFP8 weights (e4m3 in blocks of 32, scales e8m0; OCP Microscaling Formats 1.0) their kernel.
+"""Gives layers with MXFP8 weights (e4m3 in blocks of 32, scales e8m0; OCP Microscaling Formats 1.0) their kernels.
 
 No kernel reads this format: the weights become the model's dtype when they are loaded, which bfloat16 and float32 hold
 exactly, and take its memory and time. Activations stay as they are.
@@ -17,13 +17,15 @@ from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
 
 from npu_ops.layers.linear import plain, plain_weight
+from npu_ops.layers.quantization.experts import QuantizedExperts
 
 logger = init_logger("vllm.npu_ops.mxfp8")
 
 ops = torch.ops.npu_ops
 
 BLOCK = 32
-_BIAS, _NAN = 127, 255  # of e8m0
+_DEQUANTISED = "Weights in MXFP8 are dequantised to %s when they are loaded: no kernel reads them."
+_BIAS, NAN = 127, 255  # of e8m0
 
 
 class NpuMxfp8LinearKernel(Mxfp8LinearKernel):
@@ -44,7 +46,7 @@ class NpuMxfp8LinearKernel(Mxfp8LinearKernel):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Dequantise: weight float8_e4m3fn [N, K], weight_scale uint8 [N, K / 32]. Raises ValueError for NaN."""
         dtype = layer.params_dtype if isinstance(layer.params_dtype, torch.dtype) else torch.get_default_dtype()
-        logger.info_once("Weights in MXFP8 are dequantised to %s when they are loaded: no kernel reads them.", dtype)
+        logger.info_once(_DEQUANTISED, dtype)
         replace_parameter(layer, "weight", dequantized(layer.weight.data, layer.weight_scale.data).to(dtype))
         del layer.weight_scale
 
@@ -60,11 +62,43 @@ class NpuMxfp8LinearKernel(Mxfp8LinearKernel):
 def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
     """Return e4m3 weights [N, K] times their scales, uint8 [N, K / 32], as float32; raises ValueError for NaN."""
     scale = scale.view(torch.uint8)
-    if (scale == _NAN).any() or (weight.view(torch.uint8) & 127 == 127).any():
-        msg = "MXFP8 weights have NaN among their values or scales: the checkpoint is damaged."
+    if (scale == NAN).any() or (weight.view(torch.uint8) & 127 == 127).any():
+        msg = (
+            "MXFP8 weights have NaN among their values or scales: the checkpoint is damaged, or has no scale of a "
+            "layer that is not quantised: the quantization_config must leave it out by the name that vLLM has for it."
+        )
         raise ValueError(msg)
     blocks = weight.float().unflatten(-1, (-1, BLOCK))
     return (blocks * torch.exp2(scale.float() - _BIAS)[..., None]).flatten(-2)
+
+
+class DequantizedExperts(QuantizedExperts):
+    """Experts in MXFP8 on `npu_ops::fused_experts`: w13_ and w2_ are dequantised when they are loaded."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Dequantise one expert after another: weight float8_e4m3fn [E, N, K], weight_scale uint8 [E, N, K / 32]."""
+        dtype = self.moe.in_dtype
+        logger.info_once(_DEQUANTISED, dtype)
+
+        def whole(name: str) -> Tensor:
+            pairs = (getattr(layer, f"{name}_{of}").data for of in ("weight", "weight_scale"))
+            return torch.stack([dequantized(weight, scale).to(dtype) for weight, scale in zip(*pairs, strict=True)])
+
+        self._finish(layer, ops.fused_experts, (whole("w13"), whole("w2")), (), "mxfp8, dequantised when loaded")
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Tensor:
+        """x: [T, H]; topk_weights, topk_ids: [T, K]. Returns [T, H], this rank's part of it."""
+        w13, w2 = (getattr(layer, name).data for name in self.names)
+        routing = (topk_weights, topk_ids, layer.npu_bias13, layer.npu_bias2, layer.expert_map)
+        return ops.fused_experts(x, w13, w2, *routing, *self.gate, layer.apply_router_weight_on_input)
 
 
 register_linear_kernel(NpuMxfp8LinearKernel, PlatformEnum.OOT, "mxfp8")

@@ -6,7 +6,7 @@ as they are, as on every device without FP4 arithmetic. Format: NVIDIA, "Introdu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,17 @@ from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
 
 from npu_ops import panels
+from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 logger = init_logger("vllm.npu_ops.nvfp4")
 
 ops = torch.ops.npu_ops
 
 BLOCK = 16
+_KEPT = "Weights in NVFP4 are kept in 8 bits, exactly; activations are not rounded."
 
 
 class NpuNvfp4LinearKernel(NvFp4LinearKernel):
@@ -40,7 +45,7 @@ class NpuNvfp4LinearKernel(NvFp4LinearKernel):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Repack: weight uint8 [N, K / 2], weight_scale float8_e4m3fn [N, K / 16], weight_global_scale float32."""
-        logger.info_once("Weights in NVFP4 are kept in 8 bits, exactly; activations are not rounded.")
+        logger.info_once(_KEPT)
         weight = layer.weight.data
         self.outputs = len(weight)
         # a whole scale is too fine for 16 bits
@@ -63,6 +68,23 @@ def twice(packed: Tensor) -> Tensor:
     positive = [int(2 * value) for value in panels.E2M1]
     values = torch.tensor(positive + [-value for value in positive], dtype=torch.int8, device=packed.device)
     return values[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()]
+
+
+def nvfp4_experts(method: QuantizedExperts, layer: Any, weight: str, whole: Mapping[str, Tensor]) -> None:
+    """Pack w13_ and w2_ of the name `weight`, uint8 [E, rows, K / 2], with their weight_scale, float8_e4m3fn.
+
+    `whole`: the scales of whole projections by w13 and w2, float32 [E] or [E, projections].
+    """
+    logger.info_once(_KEPT)
+
+    def of(name: str, expert: int) -> Integers:
+        scales = getattr(layer, f"{name}_weight_scale").data[expert].float()
+        of_projections = whole[name][expert].float().reshape(-1)
+        by_row = of_projections.repeat_interleave(len(scales) // len(of_projections))
+        return Integers(twice(getattr(layer, f"{name}_{weight}").data[expert]), scales * by_row[:, None] / 2)
+
+    method.pack_integers(layer, 8, BLOCK, lambda e: of("w13", e), lambda e: of("w2", e))
+    method.format = "nvfp4 in 8 bits"
 
 
 register_linear_kernel(NpuNvfp4LinearKernel, PlatformEnum.OOT, "nvfp4")

@@ -1,0 +1,116 @@
+"""Gives the experts of ModelOpt's checkpoints (NVIDIA's fp8, NVFP4 and MXFP8) their kernels.
+
+Their linear layers choose among registered kernels anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.modelopt import (
+    ModelOptFp8Config,
+    ModelOptFp8MoEMethod,
+    ModelOptLinearMethod,
+    ModelOptMxFp8Config,
+    ModelOptMxFp8FusedMoE,
+    ModelOptNvFp4Config,
+    ModelOptNvFp4FusedMoE,
+)
+
+from npu_ops.errors import UnsupportedLayerError
+from npu_ops.layers.quantization.experts import QuantizedExperts
+from npu_ops.layers.quantization.mxfp8 import BLOCK, NAN, DequantizedExperts
+from npu_ops.layers.quantization.nvfp4 import nvfp4_experts
+
+if TYPE_CHECKING:
+    from torch import nn
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+
+class NpuModelOptFp8Experts(QuantizedExperts, ModelOptFp8MoEMethod):
+    """A scale a projection, and one of what goes in, on `npu_ops::fp8_experts`."""
+
+    def __init__(self, quant_config: ModelOptFp8Config, moe_config: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe_config)
+        self.quant_config = quant_config
+        if quant_config.quant_method != "FP8":
+            msg = f"experts in ModelOpt's {quant_config.quant_method} have no kernel: quantise them as FP8 or NVFP4."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Keep the weights as they are; each projection keeps its scale."""
+        weights, scales, inputs = (
+            (getattr(layer, f"w13_{name}").data, getattr(layer, f"w2_{name}").data)
+            for name in ("weight", "weight_scale", "input_scale")
+        )
+        self.pack_fp8(layer, weights, scales, None, -1, inputs)
+
+
+class NpuModelOptNvfp4Experts(QuantizedExperts, ModelOptNvFp4FusedMoE):
+    """Weights in 8 bits, activations as they are, on `npu_ops::weight_only_experts`."""
+
+    supports_pre_processed_weights = False
+
+    def __init__(self, quant_config: ModelOptNvFp4Config, moe_config: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe_config)
+        self.quant_config = quant_config
+        self.use_a16, self.use_global_sf = quant_config.quant_method == "W4A16_NVFP4", False
+        if quant_config.moe_activation_override is not None:
+            msg = "activations of NVFP4 experts are not rounded: leave out moe.activation in --quantization-config."
+            raise UnsupportedLayerError(msg)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Repack."""
+        whole = {name: getattr(layer, f"{name}_weight_scale_2").data for name in ("w13", "w2")}
+        nvfp4_experts(self, layer, "weight", whole)
+
+
+@register_weight_loader_v2_supported_method
+class NpuModelOptMxfp8Linear(ModelOptLinearMethod):
+    """ModelOptLinearMethod, whose scales are NaN until they are loaded: vLLM takes whatever is in their memory."""
+
+    def create_weights(self, layer: Any, *args: Any, **more: Any) -> None:
+        """Make the parameters; where the checkpoint has no scales, loading ends in an error."""
+        super().create_weights(layer, *args, **more)
+        layer.weight_scale.data.fill_(NAN)
+
+
+class NpuModelOptMxfp8Experts(DequantizedExperts, ModelOptMxFp8FusedMoE):
+    """Weights that are dequantised when they are loaded."""
+
+    def __init__(self, quant_config: ModelOptMxFp8Config, moe_config: FusedMoEConfig) -> None:
+        """Raise UnsupportedLayerError for what has no kernel."""
+        self.begin(moe_config)
+        self.quant_config, self.weight_block_size = quant_config, [1, BLOCK]
+
+
+@register_quantization_config("modelopt")
+class NpuModelOptFp8Config(ModelOptFp8Config):
+    """ModelOptFp8Config, whose experts take npu-ops' kernels."""
+
+    FusedMoEMethodCls = NpuModelOptFp8Experts
+
+
+@register_quantization_config("modelopt_fp4")
+class NpuModelOptNvfp4Config(ModelOptNvFp4Config):
+    """ModelOptNvFp4Config, whose experts take npu-ops' kernels."""
+
+    FusedMoEMethodCls = NpuModelOptNvfp4Experts
+
+
+@register_quantization_config("modelopt_mxfp8")
+class NpuModelOptMxfp8Config(ModelOptMxFp8Config):
+    """ModelOptMxFp8Config, whose experts take npu-ops' kernels."""
+
+    FusedMoEMethodCls = NpuModelOptMxfp8Experts
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        """Return the method of a layer."""
+        method = super().get_quant_method(layer, prefix)
+        if type(method) is not ModelOptLinearMethod:
+            return method
+        return NpuModelOptMxfp8Linear(method.spec, method.ctx, method.fmt)
