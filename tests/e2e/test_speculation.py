@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from vllm.config.speculative import SpeculativeMethod
 
-from tests.support import drafters, models
+from tests.support import adapters, drafters, models
 from tests.support.engine_run import EngineRun, run_scenarios
 from tests.support.transformers_reference import assert_greedy, load
 
@@ -155,3 +155,32 @@ def test_suffixes(made: dict[str, Made], tmp_path: Path) -> None:
     for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
         assert_greedy(load(target), prompt, output)
     assert run.tokens(1) == run.tokens(0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("beside", ["grammars", "adapters", "ranks"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in BY_DAY])
+def test_beside_what_changes_what_is_said(method: str, beside: str, made: dict[str, Made], tmp_path: Path) -> None:
+    """Who drafts knows of no grammar and of no adapter; of the others test_speculation_combined.py asks more."""
+    who = made[method]
+    asked: dict[str, Any] = {"prompts": PROMPTS, "sampling": GREEDY}
+    more: dict[str, Any] = {}
+    if beside == "grammars":
+        models.with_tokenizer(who.target)
+        kinds = [{"structured_outputs": {"regex": r"(w[1-4][0-9]*)+"}}, {}]
+        asked["sampling"] = [GREEDY | kinds[number % 2] for number in range(len(PROMPTS))]
+        more = {"skip_tokenizer_init": False}
+    elif beside == "adapters":
+        folder = str(adapters.adapter(tmp_path / "adapter", load(who.target), ["o_proj"], 8, seed=1))
+        asked["lora"] = [folder if number % 2 else None for number in range(len(PROMPTS))]
+        more = {"enable_lora": True, "max_loras": 2}
+    else:
+        more = {"tensor_parallel_size": 2}
+    plain = {"model": str(who.target)} | ENGINE | more
+    scenarios = [
+        {"engine": plain | settings, "rounds": [asked]} for settings in ({}, {"speculative_config": who.config})
+    ]
+    environ = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"} if beside == "ranks" else {}
+    expected, drafted = run_scenarios(tmp_path, scenarios, environ)
+    assert drafted.metrics["vllm:spec_decode_num_draft_tokens"] > 0
+    assert drafted.tokens(0) == expected.tokens(0)
