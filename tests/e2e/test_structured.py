@@ -1,6 +1,7 @@
 """Answers of a given form, by the backends that vLLM has for it, from a model that was taught to answer.
 
-Not by lm-format-enforcer: its integration (0.11.3) imports modules that vLLM 0.32 no longer has, on every device.
+Not by lm-format-enforcer: its integration (0.11.3) imports modules that vLLM 0.32 no longer has, on every device, so that
+it is refused.
 """
 
 from __future__ import annotations

@@ -62,6 +62,17 @@ for sampling in kinds:
         chances = [step[token].logprob for step, token in zip(one.logprobs or [], one.token_ids)]
         print("SAID " + json.dumps([list(one.token_ids), one.sampling_mask.token_ids, chances]))
 """
+ROUTED = """
+import json, sys
+from vllm import LLM, SamplingParams
+folder, engine, prompts = map(json.loads, sys.argv[1:])
+llm = LLM(folder, skip_tokenizer_init=True, enable_return_routed_experts=True, **engine)
+greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+for _ in range(2):  # the second time from the prefix cache
+    for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False):
+        one = output.outputs[0]
+        print("SAID " + json.dumps([list(one.token_ids), one.routed_experts.tolist(), output.num_cached_tokens]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +127,41 @@ def test_masks_of_what_could_be_sampled_and_the_replay_of_a_trace(model: Path) -
         assert tokens == trace
         expected = next_token_logprobs(load(model), prompt, trace)[range(len(trace)), trace]
         torch.testing.assert_close(torch.tensor(chances), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_experts_of_each_token_are_those_of_transformers(ranks: int, tmp_path: Path) -> None:
+    folder = models.tiny_qwen3_moe(tmp_path / "model")
+    arguments = map(json.dumps, (str(folder), ENGINE | {"tensor_parallel_size": ranks}, PROMPTS))
+    done = run_program(ROUTED, *arguments, NPU_SIMULATOR_DEVICES=str(ranks), NPU_SIMULATOR_MEMORY="2GiB", **V2)
+    said = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
+    assert len(said) == 2 * len(PROMPTS), done.stderr[-3000:]
+    assert max(cached for _, _, cached in said[len(PROMPTS) :]) > 0
+    for prompt, (tokens, experts, _) in zip(PROMPTS * 2, said, strict=True):
+        assert_greedy(load(folder), prompt, tokens)
+        routed = torch.tensor(experts)  # [tokens, layers, experts]; the first layer is dense
+        expected, sure = experts_of(load(folder), [*prompt, *tokens[:-1]])
+        assert routed.shape == (len(prompt) + len(tokens) - 1, len(expected) + 1, expected[0].shape[-1])
+        for layer, chosen in enumerate(expected, 1):
+            assert sure[layer - 1].float().mean() > 0.9
+            said_of_layer = routed[:, layer].sort(-1).values
+            assert torch.equal(said_of_layer[sure[layer - 1]], chosen.sort(-1).values[sure[layer - 1]])
+
+
+@torch.inference_mode()
+def experts_of(model: torch.nn.Module, tokens: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return each router's experts [tokens, chosen], and where no other comes near the last of them."""
+    chosen: list[torch.Tensor] = []
+    sure: list[torch.Tensor] = []
+
+    def look(_: torch.nn.Module, __: object, outputs: tuple[torch.Tensor, ...]) -> None:
+        logits, _, indices = outputs
+        ordered, last = logits.softmax(-1).sort(-1, descending=True).values, indices.shape[-1] - 1
+        chosen.append(indices)
+        sure.append(ordered[:, last] - ordered[:, last + 1] > 1e-4)
+
+    hooks = [module.register_forward_hook(look) for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return chosen, sure

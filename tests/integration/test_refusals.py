@@ -33,6 +33,9 @@ ACCEPTED = {
         {"tensor_parallel_size": 4}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
     ),
     "mixture": Case({"model": "{mixture}"}, "accepted"),
+    "v2-routed-experts": Case(
+        {"model": "{mixture}", "enable_return_routed_experts": True}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    ),
 }
 SENTENCES = ROOT / "packages/npu-platform/src/npu_platform/unsupported.py"
 # Beginnings of sentences that no engine of these tests can ask for -> where they are tested, or why not.

@@ -6,6 +6,7 @@ or means nothing to a device is kept in tests/integration/settings.toml.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -165,8 +166,11 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Experts are computed by npu-ops: leave out --moe-backend."
     if vllm_config.parallel_config.expert_placement_strategy != "linear":
         yield "A rank has neighbouring experts on npu: leave out --expert-placement-strategy."
-    if vllm_config.aux_output_config.enabled:
-        yield "Routed experts are not recorded on npu: leave out --enable-return-routed-experts."
+    if vllm_config.aux_output_config.enabled and not config.chose_v2_runner():
+        yield (
+            "Routed experts are recorded by the V2 model runner only: set VLLM_USE_V2_MODEL_RUNNER=1, or leave out "
+            "--enable-return-routed-experts."
+        )
 
 
 def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
@@ -241,6 +245,7 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
                 "vLLM's model runners draft on one pipeline stage only, and ask all for it: "
                 "leave out --speculative-config or --pipeline-parallel-size."
             )
+    yield from _structured(vllm_config.structured_outputs_config.backend)
     if vllm_config.cache_config.prefix_match_unit is not None:
         yield "Prefixes are matched in whole blocks on npu: leave out --prefix-match-unit."
     if vllm_config.cache_config.kv_sharing_fast_prefill:
@@ -252,6 +257,20 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "NVTX is a part of CUDA: leave out --enable-layerwise-nvtx-tracing."
     yield from _attention(vllm_config)
     yield from _compilation(vllm_config)
+
+
+def _structured(backend: str) -> Iterator[str]:
+    """Refuse what vLLM would find out at the first request, which then fails as every later one does."""
+    if backend != "lm-format-enforcer":
+        return
+    try:
+        importlib.import_module("lmformatenforcer.integrations.vllm")
+    except ImportError as error:
+        why = error.__context__ or error  # it blames vLLM, whose modules it asks for by names of the past
+        yield (
+            f"lm-format-enforcer does not go with this vLLM ({why}): pass xgrammar, guidance or outlines as the "
+            "backend in --structured-outputs-config."
+        )
 
 
 def _kernels(kernels: KernelConfig) -> Iterator[str]:
