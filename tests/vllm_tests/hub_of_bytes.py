@@ -303,7 +303,7 @@ MODELS: dict[str, hub.Make] = {
     "google/gemma-3-1b-it": _of_bytes(_gemma3),
     "deepseek-ai/DeepSeek-V2-Lite": _of_bytes(models.tiny_deepseek_v2, **_LENGTH),
     "ibm-research/PowerMoE-3b": _of_bytes(hub.granite_moe),
-    "TitanML/tiny-mixtral": _of_bytes(models.tiny_mixtral, **_LENGTH),
+    "TitanML/tiny-mixtral": _of_bytes(models.tiny_mixtral, **_LENGTH, num_hidden_layers=2),
     "openai/gpt-oss-20b": _of_bytes(models.tiny_gpt_oss, **_LENGTH),
     "llava-hf/llava-1.5-7b-hf": _seeing(_llava),
     "Qwen/Qwen2-VL-2B-Instruct": _qwen2_vl,
