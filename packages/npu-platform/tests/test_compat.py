@@ -19,7 +19,9 @@ from npu_platform import compat
 
 STREAMS = ("Stream", "Event", "current_stream", "default_stream", "stream")
 SUBSTITUTIONS = {
+    "sources": (compat.quick_sources, "inspect", "getsourcelines"),
     "graph_capture": (compat.graph_capture_on_npu, "vllm.v1.worker.gpu_model_runner", "graph_capture"),
+    "warmup_kernels": (compat.short_warm_up, "vllm.v1.worker.gpu_worker", "warmup_kernels"),
     "kernel_warmup": (compat.without_kernel_warmup, "vllm.v1.worker.gpu_worker", "kernel_warmup"),
     "weights": (
         compat.weights_in_host_memory,
@@ -117,9 +119,11 @@ def test_every_substitution_is_listed() -> None:
     managers = (
         compat.graph_capture_on_npu,
         compat.without_kernel_warmup,
+        compat.short_warm_up,
         compat.copied_buffers,
         compat.profiler_knows_npu,
         compat.weights_in_host_memory,
+        compat.quick_sources,
     )
     with contextlib.ExitStack() as stack:
         for manager in (*managers, compat.without_triton_batch_invariance):
@@ -315,3 +319,17 @@ def test_the_wait_for_a_message_polls_still_and_nobody_can_say_otherwise() -> No
     assert inspect.signature(SpinCondition).parameters["busy_loop_s"].default == 1
     for method in (MessageQueue.__init__, MessageQueue.create_from_handle):
         assert "busy_loop_s" not in inspect.getsource(method)
+
+
+def test_a_warm_up_of_the_v2_runner_knows_of_two_requests() -> None:
+    from vllm.v1.worker import gpu_worker
+
+    assert "warmup_kernels(" in inspect.getsource(gpu_worker.Worker)
+    config = types.SimpleNamespace(max_num_seqs=128, max_num_batched_tokens=1024)
+    runner = types.SimpleNamespace(scheduler_config=config, adaptive_verification=1)
+    short: Any = compat._OfTwoRequests(runner)
+    short.adaptive_verification = None
+    assert vars(short.scheduler_config) == {"max_num_seqs": 2, "max_num_batched_tokens": 1024}
+    assert (config.max_num_seqs, runner.adaptive_verification) == (128, None)
+    config.max_num_seqs = 1
+    assert short.scheduler_config.max_num_seqs == 1

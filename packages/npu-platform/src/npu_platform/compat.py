@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 
+from npu_platform import sources
 from npu_platform.host_views import device_view
 
 SUBSTITUTED = {
+    "inspect": ("getsourcelines",),
     "vllm.v1.worker.gpu_model_runner": ("graph_capture",),
-    "vllm.v1.worker.gpu_worker": ("kernel_warmup",),
+    "vllm.v1.worker.gpu_worker": ("kernel_warmup", "warmup_kernels"),
     "vllm.v1.worker.gpu.buffer_utils": ("UvaBuffer",),
     "vllm.model_executor.determinism.batch_invariant": ("init_batch_invariance",),
     "vllm.model_executor.offloader.uva": ("get_accelerator_view_from_cpu_tensor",),
@@ -147,6 +149,41 @@ def without_kernel_warmup() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def short_warm_up() -> Iterator[None]:
+    """Let the V2 runner's warm-up send two requests through the model, not as many as a step takes.
+
+    Why: ``warmup_kernels`` computes a prompt and three steps for all of them, which takes a host seconds. Its kernels
+    are compiled for one request or for any other number. Versions: vLLM 0.32, 0.33. Scope: the warm-up at start.
+    """
+    from vllm.v1.worker import gpu_worker
+
+    with _substituted(vars(gpu_worker), "warmup_kernels", _warm_up_with_two_requests):
+        yield
+
+
+def _warm_up_with_two_requests(runner: Any, *steps: Callable[..., Any]) -> None:
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    warmup_kernels(_OfTwoRequests(runner), *steps)
+
+
+class _OfTwoRequests:
+    """A runner of the V2 kind, of whose configuration the most requests of a step are two."""
+
+    def __init__(self, runner: Any) -> None:
+        vars(self)["_runner"] = runner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._runner, name)
+        if name != "scheduler_config":
+            return value
+        return types.SimpleNamespace(**vars(value) | {"max_num_seqs": min(2, value.max_num_seqs)})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._runner, name, value)
+
+
+@contextlib.contextmanager
 def profiler_knows_npu() -> Iterator[None]:
     """Let vLLM's profiler accept the device type ``npu``, with the activities of the host and of the device.
 
@@ -175,6 +212,32 @@ def without_triton_batch_invariance() -> Iterator[None]:
 
     with _substituted(vars(batch_invariant), "init_batch_invariance", _nothing):
         yield
+
+
+@contextlib.contextmanager
+def quick_sources() -> Iterator[None]:
+    """Let :func:`inspect.getsourcelines` find the end of a function by its indentation, with the same result.
+
+    Why: ``@triton.jit`` asks it for the source of each kernel of each module that is imported, more than three hundred
+    for the V2 runner, and Python splits it into tokens for that, most of a second. Versions: vLLM 0.32 and 0.33,
+    Triton 3.5 to 3.8. Scope: imports and configuration, and the worker's start, where vLLM takes Triton's kernels.
+    """
+    with _substituted(vars(inspect), "getsourcelines", sources.getsourcelines):
+        yield
+
+
+_quickly = contextlib.ExitStack()
+
+
+def begin_quick_sources() -> None:
+    """Enter :func:`quick_sources`, once, for what imports modules without a call of ours around it."""
+    end_quick_sources()
+    _quickly.enter_context(quick_sources())
+
+
+def end_quick_sources() -> None:
+    """Leave it, if :func:`begin_quick_sources` entered it."""
+    _quickly.close()
 
 
 def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:

@@ -13,7 +13,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, capabilities, config, features, forks, numa, triton_models
+from npu_platform import activation, capabilities, compat, config, features, forks, numa, triton_models
 from npu_platform.distributed import choose_executor
 from npu_platform.errors import UnsupportedFeatureError
 
@@ -43,9 +43,14 @@ class NPUPlatform(Platform):
     simple_compile_backend = "eager"
 
     def __init__(self) -> None:
-        """Register the attention backends' names: an ``AttentionConfig`` that names one may come before an engine."""
+        """Register the attention backends' names: an ``AttentionConfig`` that names one may come before an engine.
+
+        vLLM makes this object when it is imported, before the first of its modules with Triton kernels.
+        """
         from npu_platform.attention.registration import register_attention_backend
 
+        if config.triton_for_vllm():
+            compat.begin_quick_sources()  # until the first configuration is complete
         register_attention_backend()
 
     # --- the device -------------------------------------------------------------------------------------------
@@ -152,6 +157,8 @@ class NPUPlatform(Platform):
         from npu_platform.sampling.triton_bodies import register_triton_bodies
         from npu_platform.state_copies import register_state_copies
 
+        if config.triton_for_vllm():
+            compat.begin_quick_sources()  # until the worker is up
         if not config.chose_v2_runner():
             register_triton_bodies()
         register_state_copies()
@@ -207,6 +214,7 @@ class NPUPlatform(Platform):
         numa.share_among_replicas(vllm_config)
         config.prepare_child_environment()
         forks.prepare(bound=vllm_config.parallel_config.numa_bind)
+        compat.end_quick_sources()
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:

@@ -144,8 +144,10 @@ class NPUWorker(Worker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
-        with compat.without_kernel_warmup(), self.start_times.part("graphs and sampler"):
+        short = compat.short_warm_up() if self.use_v2_model_runner else contextlib.nullcontext()
+        with compat.without_kernel_warmup(), short, self.start_times.part("graphs and sampler"):
             times = super().compile_or_warm_up_model()
+        compat.end_quick_sources()
         if self.model_config.sleep_mode_offload_cudagraph and isinstance(self.sleep_mode_backend, NPUSleepMode):
             self.sleep_mode_backend.add_graphs(current_platform.get_global_graph_pool())
         logger.info("npu worker: %s", "; ".join(f"{name}={value}" for name, value in self.summary().items()))
