@@ -252,8 +252,9 @@ class RemoteTierManager(SealedTier):
                 self._chunk(job.chunk_ids[number])[:] = memoryview(block).cast("B")
                 loaded.append(keys[number])
             pace = began + self._unhurried * next(taken) / len(keys)
-            async with self._resting:
-                await asyncio.sleep(self._courtesy.rest(pace - time.monotonic()))
+            if time.monotonic() < pace:  # who is late does not wait until others have rested
+                async with self._resting:
+                    await asyncio.sleep(self._courtesy.rest(pace - time.monotonic()))
 
         try:
             async with asyncio.timeout(self._config.deadline):

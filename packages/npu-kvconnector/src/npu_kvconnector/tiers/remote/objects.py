@@ -66,7 +66,6 @@ class ObjectStore:
         self._index = PackIndex(config.index_blocks)
         self._writer = PackWriter(config.pack_bytes, self._write)
         self._requests = asyncio.Semaphore(config.concurrency)
-        self._reads = asyncio.Semaphore(min(config.concurrency, READS))
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -84,7 +83,13 @@ class ObjectStore:
             found = self._index.find(name)
             if found is not None:
                 packs.setdefault(found[0], []).append((number, found[1]))
-        await all_of(self._load_from(pack, wanted, take) for pack, wanted in packs.items())
+        reads = asyncio.Semaphore(READS)
+
+        async def load(pack: str, wanted: list[tuple[int, Place]]) -> None:
+            async with reads:
+                await self._load_from(pack, wanted, take)
+
+        await all_of(load(pack, wanted) for pack, wanted in packs.items())
 
     async def save(self, records: Sequence[Record]) -> None:
         """Return when the packs that the records went into are written."""
@@ -112,16 +117,15 @@ class ObjectStore:
             async with self._requests:
                 return await obstore.get_ranges_async(self._store, pack, starts=starts, ends=ends)
 
-        async with self._reads:
-            try:
-                records = await self._hedge.read(request)
-            except FileNotFoundError:
-                self._index.drop(pack)  # a lifecycle rule has taken it
-                return
-            except (BaseError, OSError, ValueError) as error:
-                raise _failure(error, "read a pack") from None
-            for (number, _), record in zip(wanted, records, strict=True):
-                await take(number, record)
+        try:
+            records = await self._hedge.read(request)
+        except FileNotFoundError:
+            self._index.drop(pack)  # a lifecycle rule has taken it
+            return
+        except (BaseError, OSError, ValueError) as error:
+            raise _failure(error, "read a pack") from None
+        for (number, _), record in zip(wanted, records, strict=True):
+            await take(number, record)
 
     async def _write(self, content: bytes, places: list[Place]) -> None:
         pack = f"{self._folder}/{_time(time.time())}-{os.urandom(8).hex()}.pack"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["READS", "Record", "Store", "all_of", "open_store"]
 
 READS = 4
-"""Of a store at a time, each of several MiB: what was read is taken before more is asked for, so that little waits."""
+"""Of a load at a time, each of several MiB: what was read is taken before more is asked for, so that little waits."""
 
 
 class Record(NamedTuple):

@@ -41,7 +41,6 @@ class ValkeyStore:
         self._at_a_time = max(_REPLY_BYTES // record_bytes, 1)
         self._milliseconds = None if config.ttl is None else max(int(config.ttl * 1000), 1)
         self._hedge = Hedge(enabled=config.hedge)
-        self._reads = asyncio.Semaphore(READS)
         self._client = _open(config)
 
     async def start(self) -> None:
@@ -60,8 +59,13 @@ class ValkeyStore:
 
     async def load(self, names: Sequence[bytes], take: Callable[[int, Buffer], Awaitable[None]]) -> None:
         """Read the records that are there, some at a time, and hand them on."""
-        firsts = range(0, len(names), self._at_a_time)
-        await all_of(self._load(first, names[first : first + self._at_a_time], take) for first in firsts)
+        reads = asyncio.Semaphore(READS)
+
+        async def load(first: int) -> None:
+            async with reads:
+                await self._load(first, names[first : first + self._at_a_time], take)
+
+        await all_of(load(first) for first in range(0, len(names), self._at_a_time))
 
     async def save(self, records: Sequence[Record]) -> None:
         """Write the records, some at a time: its client copies all that it is to send, and Python waits meanwhile."""
@@ -94,14 +98,13 @@ class ValkeyStore:
         async def request() -> list[bytes | None]:
             return list(await self._client.mget([self._prefix + name for name in names]))
 
-        async with self._reads:
-            records = await self._ask(lambda: self._hedge.read(request), "read blocks")
-            if len(records) != len(names) or not all(isinstance(record, bytes | None) for record in records):
-                msg = "Valkey answered a question for blocks with something else"
-                raise StoreError(msg)
-            for number, record in enumerate(records):
-                if record is not None:
-                    await take(first + number, record)
+        records = await self._ask(lambda: self._hedge.read(request), "read blocks")
+        if len(records) != len(names) or not all(isinstance(record, bytes | None) for record in records):
+            msg = "Valkey answered a question for blocks with something else"
+            raise StoreError(msg)
+        for number, record in enumerate(records):
+            if record is not None:
+                await take(first + number, record)
 
     async def _ask(self, request: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         try:
