@@ -78,8 +78,12 @@ class QuantizedExperts(FusedMoEMethodBase):
         """x: [T, H]; topk_weights, topk_ids: [T, K]. Returns [T, H], this rank's part of it."""
         tensors = [None if value is None else value.data for value in (getattr(layer, name) for name in self.names)]
         routing = (topk_weights, topk_ids, layer.npu_bias13, layer.npu_bias2, layer.expert_map)
+        return self.op(x, *tensors, *routing, *self.numbers, *self.gate_arguments(), layer.apply_router_weight_on_input)
+
+    def gate_arguments(self) -> tuple[Any, ...]:
+        """Return what the op is told of the gate; rows that take turns with the ups' were parted when packed."""
         activation, _, *numbers = self.gate
-        return self.op(x, *tensors, *routing, *self.numbers, activation, *numbers, layer.apply_router_weight_on_input)
+        return activation, *numbers
 
     def npu_implementation(self) -> str:
         """Return the op that runs these experts, and their weights' format."""

@@ -86,19 +86,9 @@ class DequantizedExperts(QuantizedExperts):
 
         self._finish(layer, ops.fused_experts, (whole("w13"), whole("w2")), (), "mxfp8, dequantised when loaded")
 
-    def apply(
-        self,
-        layer: Any,
-        x: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        shared_experts: Any,
-        shared_experts_input: Tensor | None,
-    ) -> Tensor:
-        """x: [T, H]; topk_weights, topk_ids: [T, K]. Returns [T, H], this rank's part of it."""
-        w13, w2 = (getattr(layer, name).data for name in self.names)
-        routing = (topk_weights, topk_ids, layer.npu_bias13, layer.npu_bias2, layer.expert_map)
-        return ops.fused_experts(x, w13, w2, *routing, *self.gate, layer.apply_router_weight_on_input)
+    def gate_arguments(self) -> tuple[Any, ...]:
+        """Return all of the gate: this op takes rows as the checkpoint has them."""
+        return tuple(self.gate)
 
 
 register_linear_kernel(NpuMxfp8LinearKernel, PlatformEnum.OOT, "mxfp8")
