@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 
+def write_shape(folder: Path, shape: dict[str, Any]) -> None:
+    """Write a configuration alone, for ``load_format="dummy"``: vLLM makes the weights."""
+    import transformers
+
+    transformers.Qwen3Config(**shape).save_pretrained(folder)
+
+
 def write_model(folder: Path, shape: dict[str, Any]) -> None:
     """Write a checkpoint of random bfloat16 weights, with the demo model's tokenizer, unless it is there."""
     if (folder / "model.safetensors").exists():

@@ -28,6 +28,14 @@ QWEN3_06B = {
     "eos_token_id": 151645,
     "bos_token_id": 151643,
 }
+# For devices to which the other is a trifle.
+QWEN3_8B = QWEN3_06B | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
 # For the test of this harness: nothing that it measures is worth a look.
 TINY = QWEN3_06B | {
     "hidden_size": 64,

@@ -1,18 +1,19 @@
 """What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [new] [bad]``.
 
-copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host. engine: Qwen3-0.6B's
-shape with random weights. One engine computes prompts and stores them in the host tier and in every tier behind it;
-then one with each tier alone finds them there (fs is vLLM's own; remote is a Valkey on this host). Beside that: prompts
-that never come back, and the time between tokens of a request while the prompt of another is loaded, without a connector
-and with each tier. new: the same prompts that never come back, but
-with all engines up at once and asked in turns (``tests.benchmarks.kvconnector_new``), which is the figure to trust.
-bad: throughput when a tier misbehaves (``tests.benchmarks.kvconnector_bad``). Each engine is a process
-of its own. ``--quick``: one round.
+copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host, and on CUDA beside
+one between pinned memory and the device. engine: Qwen3-0.6B's shape with random weights. One engine computes prompts and
+stores them in the host tier and in every tier behind it; then one with each tier alone finds them there (fs is vLLM's
+own; remote is a Valkey on this host). Beside that: prompts that never come back, and the time between tokens of a request
+while the prompt of another is loaded, without a connector, with each tier and with ``--peer`` with vLLM's own connector,
+on devices that it knows. new: the same prompts that never come back, but with all engines up at once and asked in turns
+(``tests.benchmarks.kvconnector_new``), which is the figure to trust. bad: throughput when a tier misbehaves
+(``tests.benchmarks.kvconnector_bad``). Each engine is a process of its own. ``--quick``: one round.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -21,10 +22,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.checkpoint import write_model
-from tests.benchmarks.engine_cases import QWEN3_06B
+from tests.benchmarks.checkpoint import write_model, write_shape
+from tests.benchmarks.engine_cases import QWEN3_06B, QWEN3_8B
 from tests.benchmarks.kvconnector_bad import misbehaving
-from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, in_a_process, not_long
+from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
 from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
 PARTS = ("copy", "engine", "new", "bad")
 TIERS = ("fs", "durable", "remote")
+SHAPES = {"Qwen3-0.6B": QWEN3_06B, "Qwen3-8B": QWEN3_8B}
+PEER = "OffloadingConnector"
 PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 """Of the guard: a prompt of 32,768 tokens is one load of 3.8 GB."""
 
@@ -47,7 +50,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
     parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=TIERS, help="behind the host's")
-    parser.add_argument("--layers", type=int, default=QWEN3_06B["num_hidden_layers"], help="fewer for a trial")
+    parser.add_argument("--layers", type=int, help="fewer for a trial")
+    parser.add_argument("--shape", default="Qwen3-0.6B", choices=SHAPES, help="of the model (default Qwen3-0.6B)")
+    parser.add_argument("--peer", action="store_true", help="vLLM's own connector as well, with its host tier")
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.LLM")
     options = parser.parse_args()
     options.rounds = 1 if options.quick else options.rounds
     parts = options.parts or list(PARTS)
@@ -97,10 +103,11 @@ def copies() -> str:
     worker = HostTierWorker(caches, region, blocks_per_chunk=1)
     one, other = torch.ones(2, BLOCKS * row, dtype=torch.int8).unbind()
     plain = BLOCKS * row / best(lambda: other.copy_(one)) / 1e9
+    bus = f"; {between_pinned(memory)}" if device.type == "cuda" else ""
     shuffled = np.random.default_rng(0).permutation(BLOCKS)
     orders = {"in a row": (range(BLOCKS), range(BLOCKS)), "anywhere": (shuffled, shuffled[::-1])}
     rows = [
-        f"Device {device}; a copy on the host: {plain:.1f} GB/s",
+        f"Device {device}; a copy on the host: {plain:.1f} GB/s{bus}",
         "",
         "| blocks | store, GB/s | load, GB/s | of the copy |",
     ]
@@ -118,6 +125,22 @@ def copies() -> str:
         rows.append(f"| {name} | {rates[0]:.1f} | {rates[1]:.1f} | {rates[0] / plain:.0%}, {rates[1] / plain:.0%} |")
     worker.shutdown()
     return "\n".join(rows)
+
+
+def between_pinned(memory: Any) -> str:
+    """Return what one copy of device memory to pinned memory, and back, gives."""
+    import torch
+
+    pinned = torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
+    rates = []
+    for target, source in ((pinned, memory), (memory, pinned)):
+
+        def copy(target: Any = target, source: Any = source) -> None:
+            target.copy_(source, non_blocking=True)
+            torch.accelerator.synchronize()
+
+        rates.append(memory.numel() / best(copy) / 1e9)
+    return f"one to pinned memory: {rates[0]:.1f} GB/s, from it: {rates[1]:.1f} GB/s"
 
 
 def finished(worker: Any, submit: Any, source: Any, target: Any) -> None:
@@ -144,10 +167,13 @@ class Contest:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         """Make the model; the tiers lie below ``folder``."""
         self.folder, self.lengths, self.rounds = folder, sorted(options.lengths), options.rounds
-        shape = QWEN3_06B | {"num_hidden_layers": options.layers}
-        write_model(folder / "model", shape)
+        self.engine, self.peer = options.engine, options.peer
+        shape = dict(SHAPES[options.shape])
+        shape["num_hidden_layers"] = layers = options.layers or shape["num_hidden_layers"]
+        write = write_shape if self.engine.get("load_format") == "dummy" else write_model
+        write(folder / "model", shape)
         # keys and values in bfloat16
-        self.token_bytes = options.layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
+        self.token_bytes = layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
         self.tiers: dict[str, dict[str, Any]] = {}
         self._names = options.tiers
         self.results: dict[str, list[dict[str, list[Any]]]] = {}
@@ -158,14 +184,14 @@ class Contest:
         self._measure("all", list(self.tiers.values()), self.lengths, ["computed", "host"], seed=0)
         # Without a connector the longest is not computed again: that is minutes.
         short = not_long(self.lengths)
-        turns = ["none", "host", *self.tiers]
+        turns = ["none", "host", *([PEER] if self.peer else []), *self.tiers]
         for number in range(self.rounds):
             for name in abba(turns, number):
                 seed = 1 + number * len(turns) + turns.index(name)
                 if name == "none":
                     self._measure(name, None, short, ["new", "computed"], seed)
-                elif name == "host":
-                    self._measure(name, [], short[-1:], ["new", "gaps"], seed)
+                elif name in {"host", PEER}:
+                    self._measure(name, [], short[-1:], ["new", "computed", "host", "gaps"], seed)
                 else:
                     self._measure(name, [self.tiers[name]], self.lengths, ["new", "tier", "gaps"], seed)
         print(f"\n### Seconds to the first token\n\n{self._first_tokens()}")
@@ -178,7 +204,7 @@ class Contest:
         engines: dict[str, dict[str, Any] | None] = {"none": None, "host": extra | {"secondary_tiers": []}}
         self._open_tiers()
         engines |= {f"host, {name}": extra | {"secondary_tiers": [tier]} for name, tier in self.tiers.items()}
-        return new_prompts(str(self.folder / "model"), engines, self.token_bytes, 2 * self.rounds)
+        return new_prompts(str(self.folder / "model"), engines, self.token_bytes, 2 * self.rounds, self.engine)
 
     def _open_tiers(self) -> None:
         self.tiers = self.tiers or {name: self._tier(name) for name in self._names}
@@ -207,7 +233,9 @@ class Contest:
         longest = max(lengths)
         # the device's cache, and all that waits for the tiers behind
         host = (longest + 4096) * self.token_bytes
-        extra = {"cpu_bytes_to_use": host, "secondary_tiers": tiers, "guard": PATIENT}
+        extra: dict[str, Any] = {"cpu_bytes_to_use": host}
+        if name != PEER:
+            extra |= {"secondary_tiers": tiers, "guard": PATIENT}
         found = in_a_process(
             model=str(self.folder / "model"),
             extra=None if tiers is None else extra,
@@ -216,6 +244,8 @@ class Contest:
             block_bytes=self.token_bytes,
             seed=seed,
             parts=parts,
+            engine=self.engine,
+            connector=PEER if name == PEER else OURS,
         )
         self.results.setdefault(name, []).append(found)
         print(f"{name}: {', '.join(parts)} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -224,12 +254,14 @@ class Contest:
         return [one for run in self.results.get(name, []) for one in run.get(case, [])]
 
     def _first_tokens(self) -> str:
-        columns = ["computed", "host", *self.tiers]
+        peer = [PEER] if self.peer else []
+        columns = ["computed", "host", *peer, *self.tiers]
         rows = [f"| prompt, tokens | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         for length in self.lengths:
             case = f"computed {length}"
             computed = statistics.median(self._all("none", case) or self._all("all", case))
             figures = [f"{computed:.3f}", hits(self._all("all", f"host {length}"), computed)]
+            figures += [hits(self._all(name, f"host {length}"), computed) for name in peer]
             figures += [hits(self._all(name, f"tier {length}"), computed) for name in self.tiers]
             rows.append(f"| {length} | {' | '.join(figures)} |")
         computing = "with the connector" if len(self._all("none", f"computed {self.lengths[-1]}")) == 0 else "without"
@@ -245,9 +277,9 @@ class Contest:
         gaps = "ms between tokens alone | while a prompt is loaded | times | longest"
         rows = [f"| tiers | {new} | of none | {gaps} |", "|---" * 7 + "|"]
         none = statistics.median(self._all("none", "new"))
-        for name in ("none", "host", *self.tiers):
+        for name in [each for each in ("none", "host", PEER, *self.tiers) if self.results.get(each)]:
             seconds = statistics.median(self._all(name, "new"))
-            cells = [name if name in {"none", "host"} else f"host, {name}"]
+            cells = [f"host, {name}" if name in self.tiers else name]
             cells += [f"{work / seconds:.0f}", f"{none / seconds:.3f}"]
             quiet, loading = self._all(name, "quiet"), self._all(name, "loading")
             if quiet and loading:

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MIXED", "NEW_ANSWER", "NEW_PROMPTS", "NEW_TOKENS", "in_a_process", "not_long", "run_engine"]
+__all__ = ["MIXED", "NEW_ANSWER", "NEW_PROMPTS", "NEW_TOKENS", "OURS", "in_a_process", "not_long", "run_engine"]
 
+OURS = "NPUOffloadConnector"
 NEW_PROMPTS, NEW_TOKENS, NEW_ANSWER = 8, 256, 16
 MIXED = 24  # prompts that come back, among as many new ones
 REPEATS, NEW_REPEATS = 3, 5
@@ -26,12 +27,24 @@ EXTRA = 1000  # tokens that the device's cache holds beside the longest prompt
 class Engine:
     """One engine with a connector or none, and what is asked of it."""
 
-    def __init__(self, model: str, extra: dict[str, Any] | None, longest: int, block_bytes: int) -> None:
-        """Start it; ``extra`` is the connector's configuration, ``block_bytes`` those of a token's keys and values."""
+    def __init__(
+        self,
+        model: str,
+        extra: dict[str, Any] | None,
+        longest: int,
+        block_bytes: int,
+        connector: str = OURS,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        """Start it.
+
+        ``extra`` is the connector's configuration, ``block_bytes`` those of a token's keys and values, ``engine`` more
+        arguments of ``vllm.LLM``.
+        """
         from vllm import LLM
 
         transfer = {
-            "kv_connector": "NPUOffloadConnector",
+            "kv_connector": connector,
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
         }
@@ -46,6 +59,7 @@ class Engine:
             max_num_batched_tokens=2048,
             disable_log_stats=False,
             **({} if extra is None else {"kv_transfer_config": transfer}),
+            **(engine or {}),
         )
         self._names = itertools.count()
 
@@ -122,6 +136,8 @@ def run_engine(
     seed: int,
     parts: list[str],
     switch: str = "",
+    connector: str = OURS,
+    engine: dict[str, Any] | None = None,
 ) -> dict[str, list[Any]]:
     """Measure one engine; return lists of seconds, or of seconds and the share of the prompt that was loaded.
 
@@ -136,12 +152,14 @@ def run_engine(
             (prompts that another engine has stored), "gaps" (between tokens of others meanwhile) and "mixed" (new
             prompts among some that were stored before).
         switch: a file to make between the two of "mixed": the tier misbehaves from then on.
+        connector: its name.
+        engine: more arguments of ``vllm.LLM``.
     """
-    engine = Engine(model, extra, longest, block_bytes)
+    asked = Engine(model, extra, longest, block_bytes, connector, engine)
     fresh = itertools.count(10_000 * (seed + 1))
 
     def new_prompts() -> float:
-        return engine.ask([prompt_of(NEW_TOKENS, next(fresh)) for _ in range(NEW_PROMPTS)], NEW_ANSWER)[0]
+        return asked.ask([prompt_of(NEW_TOKENS, next(fresh)) for _ in range(NEW_PROMPTS)], NEW_ANSWER)[0]
 
     new_prompts()  # warm
     found: dict[str, list[Any]] = {}
@@ -150,16 +168,16 @@ def run_engine(
     for length in lengths:
         prompt = prompt_of(length, length)
         if "computed" in parts:
-            found[f"computed {length}"] = [engine.ask([prompt], 1)[0]]
+            found[f"computed {length}"] = [asked.ask([prompt], 1)[0]]
         for part in ("host", "tier"):
             if part in parts:
-                found[f"{part} {length}"] = [hit(engine, prompt, part) for _ in range(REPEATS)]
+                found[f"{part} {length}"] = [hit(asked, prompt, part) for _ in range(REPEATS)]
     if "mixed" in parts:
         new = [prompt_of(NEW_TOKENS, next(fresh)) for _ in range(MIXED)]
-        found["mixed"] = [measure_mixed(engine, new, switch, has_tiers=extra is not None)]
+        found["mixed"] = [measure_mixed(asked, new, switch, has_tiers=extra is not None)]
     if "gaps" in parts:
         length = not_long(lengths)[-1]
-        found |= measure_gaps(engine, prompt_of(length, length), "tier" if "tier" in parts else "host")
+        found |= measure_gaps(asked, prompt_of(length, length), "tier" if "tier" in parts else "host")
     return found
 
 

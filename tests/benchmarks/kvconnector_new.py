@@ -24,7 +24,13 @@ GOAL = 0.98
 READY, SECONDS = "READY", "SECONDS "
 
 
-def new_prompts(model: str, engines: dict[str, dict[str, Any] | None], token_bytes: int, turns: int) -> str:
+def new_prompts(
+    model: str,
+    engines: dict[str, dict[str, Any] | None],
+    token_bytes: int,
+    turns: int,
+    options: dict[str, Any],
+) -> str:
     """Ask all engines in turns and return the table.
 
     Args:
@@ -32,12 +38,13 @@ def new_prompts(model: str, engines: dict[str, dict[str, Any] | None], token_byt
         engines: the connector's configuration of each by name, None without one; the first is what others are compared with.
         token_bytes: bytes of a token's keys and values.
         turns: of each engine.
+        options: more arguments of ``vllm.LLM``.
     """
     running: dict[str, Asked] = {}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     try:
         for name, extra in engines.items():
-            running[name] = Asked(model=model, extra=extra, token_bytes=token_bytes)
+            running[name] = Asked(model=model, extra=extra, token_bytes=token_bytes, options=options)
         for number in range(turns):
             for name in abba(list(engines), number):
                 seconds[name].append(running[name].turn(number))
@@ -91,9 +98,9 @@ class Asked:
         raise RuntimeError(msg)
 
 
-def answer_turns(*, model: str, extra: dict[str, Any] | None, token_bytes: int) -> None:
+def answer_turns(*, model: str, extra: dict[str, Any] | None, token_bytes: int, options: dict[str, Any]) -> None:
     """Be an engine: for each line of the input, a seed, say the seconds of a turn with prompts that nobody has asked before."""
-    engine = Engine(model, extra, 2 * NEW_PROMPTS * NEW_TOKENS, token_bytes)
+    engine = Engine(model, extra, 2 * NEW_PROMPTS * NEW_TOKENS, token_bytes, engine=options)
     run_turn(engine, -1)  # warm
     print(READY, flush=True)
     for line in sys.stdin:

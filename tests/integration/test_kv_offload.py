@@ -118,6 +118,8 @@ NIGHTLY = {
     "durable": Case(model="llama", tier={"type": "durable", "enable_kv_events": True}),
     "gemma3-failing-loads": Case(model="gemma3", blocks=60, tier={**FLAKY, "bad_load": 2}, host="1MiB"),
 }
+ON_CUDA = ("gemma3-hybrid", "mla", "not-async-chunked", "failing-loads", "silent-tier", "gemma3-failing-loads")
+"""Cases of the night that say something else on CUDA: other kernels, other copies, vLLM's V2 runner."""
 
 
 @pytest.fixture(
@@ -129,6 +131,10 @@ NIGHTLY = {
         pytest.param(Case("cpu", tier={"type": "fs"}, is_sample=True), id="cpu-qwen3-fs", marks=pytest.mark.peer),
         pytest.param(Case("cpu", "gemma3", 60), id="cpu-gemma3-hybrid", marks=pytest.mark.peer),
         pytest.param(Case("cuda", tier={"type": "durable"}), id="cuda-qwen3-durable"),  # where there is such a device
+        *(
+            pytest.param(NIGHTLY[name]._replace(platform="cuda"), id=f"cuda-{name}", marks=pytest.mark.nightly)
+            for name in ON_CUDA
+        ),
     ],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -53,8 +53,10 @@ class Case(NamedTuple):
 def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> dict[str, Any]:
     """Run rounds in an engine with the connector and return what came out; see :mod:`tests.support.offload_scenario`."""
     files = (str(write_scenario(case, folder, rounds, **scenario)), str(folder / "result.json"))
-    is_peer = case.platform == "cpu"
-    done = run_on_peer(case, folder, *files) if is_peer else run_module(SCENARIO, *files, **environment(case))
+    if case.platform == "npu":
+        done = run_module(SCENARIO, *files, **environment(case))
+    else:
+        done = (run_on_cuda if case.platform == "cuda" else run_on_peer)(case, folder, *files)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
     return json.loads((folder / "result.json").read_text())
 
@@ -100,11 +102,22 @@ def write_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any)
 
 
 def environment(case: Case) -> dict[str, str]:
-    """Return the variables that an engine of ours runs with."""
-    if case.platform == "cuda":  # which npu-platform leaves alone where it finds it
-        return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    """Return the variables that an engine on npu runs with."""
     devices = {"NPU_SIMULATOR_DEVICES": str(case.devices), "NPU_SIMULATOR_MEMORY": "2GiB"}
     return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.devices == 1 else devices
+
+
+def run_on_cuda(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the scenario with this interpreter, whether npu-platform, which leaves CUDA alone, is installed or not."""
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "offload_scenario.py"), *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
 
 
 def run_on_peer(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from npu_kvconnector.pages import MOST_BYTES, Axis, PageMap, stack_up
-from npu_kvconnector.transfer import Run
+from npu_kvconnector.transfer import Pairs, Run
 
 BLOCKS, CHUNKS, PER_CHUNK = 7, 5, 2
 
@@ -75,6 +77,46 @@ def test_a_run_moves_the_bytes_that_its_pages_say(
     moved(expected_device, expected_host, maps, run, per_chunk=per_chunk, to_host=to_host)
     assert torch.equal(device, expected_device)
     assert torch.equal(host, expected_host)
+
+
+@settings(deadline=None)
+@given(layouts(), st.data(), st.booleans())
+def test_addresses_are_of_the_bytes_that_pages_say(
+    layout: tuple[list[PageMap], int, int, int], data: st.DataObject, to_host: bool
+) -> None:
+    maps, per_chunk, device_bytes, host_bytes = layout
+    device, host = random_bytes(device_bytes), random_bytes(host_bytes)
+    expected_device, expected_host = device.clone(), host.clone()
+    number = data.draw(st.integers(0, min(BLOCKS, CHUNKS * per_chunk)))
+    blocks = data.draw(st.permutations(range(BLOCKS)))[:number]
+    places = data.draw(st.permutations(range(CHUNKS * per_chunk)))[:number]
+    pairs = Pairs(np.array(blocks, dtype=np.int64), np.array(places, dtype=np.int64))
+    for stack in stack_up([(device, page) for page in maps], host, per_chunk):
+        for on_device, on_host, size in zip(*(column.tolist() for column in stack.addresses(pairs)), strict=True):
+            ctypes.memmove(*((on_host, on_device) if to_host else (on_device, on_host)), size)
+    for block, place in zip(blocks, places, strict=True):
+        run = Run(block, place, 1)
+        moved(expected_device, expected_host, maps, run, per_chunk=per_chunk, to_host=to_host)
+    assert torch.equal(device, expected_device)
+    assert torch.equal(host, expected_host)
+
+
+@pytest.mark.parametrize("in_a_row", [True, False], ids=["all layers of a block", "all blocks of a layer"])
+def test_pieces_in_a_row_on_both_sides_are_one(in_a_row: bool) -> None:
+    layers, page = 4, 64
+    per_chunk = 1 if in_a_row else BLOCKS
+    block, far = (layers * page, page) if in_a_row else (page, BLOCKS * page)
+    maps = [
+        PageMap(layer * far, layer * page * per_chunk, block, layers * page * per_chunk, page, page)
+        for layer in range(layers)
+    ]
+    device, host = random_bytes(layers * BLOCKS * page), random_bytes(layers * BLOCKS * page)
+    (stack,) = stack_up([(device, each) for each in maps], host, per_chunk)
+    everything = Pairs(np.arange(BLOCKS), np.arange(BLOCKS))
+    assert stack.addresses(everything).sizes.tolist() == [layers * BLOCKS * page]
+    apart = Pairs(np.arange(BLOCKS), np.arange(BLOCKS)[::-1].copy())
+    pieces = BLOCKS if in_a_row else layers * BLOCKS
+    assert len(stack.addresses(apart).sizes) == pieces
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,12 @@ def ended(worker: HostTierWorker) -> list[tuple[int, bool, int]]:
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=CUDA)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Return where the caches lie; on CUDA copies are batches of addresses."""
+    return str(request.param)
+
+
 def test_groups_come_back_to_other_blocks(make: Make, device: str) -> None:
     caches = caches_of(device=device)
     worker = make(caches)
@@ -87,15 +92,17 @@ def test_groups_come_back_to_other_blocks(make: Make, device: str) -> None:
     assert not caches.tensors[1].tensor[[0, 15]].any()
 
 
-def test_workers_keep_to_their_places(make: Make) -> None:
-    caches = [caches_of(), caches_of()]
+def test_workers_keep_to_their_places(make: Make, device: str) -> None:
+    caches = [caches_of(device=device), caches_of(device=device)]
     workers = [make(one, rank, workers=2) for rank, one in enumerate(caches)]
     before = [one.tensors[0].tensor.clone() for one in caches]
     blocks, chunks = GPULoadStoreSpec([3], [0, 1], [0, 0]), CPULoadStoreSpec([2])
     for worker in workers:
         worker.submit_store(1, blocks, chunks)
+        worker.wait({1})
     for worker, cache, tensor in zip(workers, caches, before, strict=True):
         worker.submit_load(2, chunks, GPULoadStoreSpec([9], [0, 1], [0, 0]))
+        worker.wait({2})
         assert torch.equal(cache.tensors[0].tensor[9], tensor[3])
 
 
@@ -107,35 +114,39 @@ def canonical(rank: int, tensor: torch.Tensor, *, ranks: int = 2) -> CanonicalKV
     return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page)], [[CanonicalKVCacheRef(0, page, mapping)]])
 
 
-def test_canonical_pages_of_two_workers_are_those_of_one(make: Make) -> None:
-    one = torch.zeros(BLOCKS, 64, dtype=torch.int8)
-    two = [torch.randint(-128, 128, (BLOCKS, 32), dtype=torch.int8) for _ in range(2)]
+def test_canonical_pages_of_two_workers_are_those_of_one(make: Make, device: str) -> None:
+    one = torch.zeros(BLOCKS, 64, dtype=torch.int8, device=device)
+    two = [torch.randint(-128, 128, (BLOCKS, 32), dtype=torch.int8, device=device) for _ in range(2)]
     for rank, tensor in enumerate(two):
         worker = make(canonical(rank, tensor), rank, workers=2, canonical=True)
         worker.submit_store(1, GPULoadStoreSpec([4, 5, 6], [3], [1]), CPULoadStoreSpec([3, 7]))
+        worker.wait({1})
         assert ended(worker) == [(1, True, 96)]
     whole = make(canonical(0, one, ranks=1), canonical=True)
     whole.submit_load(2, CPULoadStoreSpec([3, 7]), GPULoadStoreSpec([0, 1, 2], [3], [1]))
+    whole.wait({2})
     assert torch.equal(one[:3].view(3, 4, 2, 8), torch.stack([t[4:7].view(3, 4, 8) for t in two], dim=2))
 
 
-def test_workers_with_the_same_bytes_take_turns_to_write_them(make: Make) -> None:
+def test_workers_with_the_same_bytes_take_turns_to_write_them(make: Make, device: str) -> None:
     written = []
     for rank in range(2):
-        tensor = torch.full((BLOCKS, 32), rank + 1, dtype=torch.int8)
+        tensor = torch.full((BLOCKS, 32), rank + 1, dtype=torch.int8, device=device)
         mapping = CanonicalPageMapping(32, 32, (CopyRun(0, 0, 32, 1, 32, 32),), 2, rank, parallelism_agnostic=True)
         caches = CanonicalKVCaches([CanonicalKVCacheTensor(tensor, 32)], [[CanonicalKVCacheRef(0, 32, mapping)]])
         worker = make(caches, rank, workers=2, blocks_per_chunk=1, canonical=True)
         worker.submit_store(1, GPULoadStoreSpec([4, 5, 6], [3], [0]), CPULoadStoreSpec([1, 2, 3]))
+        worker.wait({1})
         written += ended(worker)
     assert written == [(1, True, 32), (1, True, 64)]  # places 2, and 1 and 3
     worker.submit_load(2, CPULoadStoreSpec([1, 2, 3]), GPULoadStoreSpec([0, 1, 2], [3], [0]))
+    worker.wait({2})
     assert tensor[:3, 0].tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize(("block", "chunk"), [(BLOCKS, 0), (-1, 0), (0, CHUNKS), (0, -1)])
-def test_a_job_outside_of_the_caches_fails_and_copies_nothing(make: Make, block: int, chunk: int) -> None:
-    caches = caches_of()
+def test_a_job_outside_of_the_caches_fails_and_copies_nothing(make: Make, device: str, block: int, chunk: int) -> None:
+    caches = caches_of(device=device)
     worker = make(caches, blocks_per_chunk=1)
     before = caches.tensors[0].tensor.clone()
     worker.submit_load(1, CPULoadStoreSpec([1, chunk]), GPULoadStoreSpec([0, block], [2, 0], [0, 0]))
@@ -143,20 +154,43 @@ def test_a_job_outside_of_the_caches_fails_and_copies_nothing(make: Make, block:
     assert torch.equal(caches.tensors[0].tensor, before)
 
 
-def test_stores_that_pile_up_fail(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_that_pile_up_fail(make: Make, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PENDING_STORES", 3 * PAGES[0])
-    worker = make(caches_of(), blocks_per_chunk=1)
+    worker = make(caches_of(device=device), blocks_per_chunk=1)
     blocks, chunks = GPULoadStoreSpec([0, 1], [0, 2], [0, 0]), CPULoadStoreSpec([1, 2])
     for job in range(3):
         worker.submit_store(job, blocks, chunks)
+    worker.wait({0, 1, 2})
     assert [job[:2] for job in ended(worker)] == [(0, True), (1, True), (2, False)]
     worker.submit_store(3, blocks, chunks)
+    worker.wait({3})
     assert [job[:2] for job in ended(worker)] == [(3, True)]
 
 
-def test_after_shutdown_jobs_fail(make: Make) -> None:
-    worker = make(caches_of())
+def test_after_shutdown_jobs_fail(make: Make, device: str) -> None:
+    worker = make(caches_of(device=device))
     worker.shutdown()
     worker.shutdown()
     worker.submit_store(1, GPULoadStoreSpec([0], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
     assert ended(worker) == [(1, False, 0)]
+
+
+@CUDA
+def test_the_host_does_not_wait_for_a_step_whose_blocks_it_stores(make: Make) -> None:
+    caches = caches_of(device="cuda")
+    worker = make(caches, blocks_per_chunk=1)
+    blocks, chunks = GPULoadStoreSpec([0, 5], [2, 0], [0, 0]), CPULoadStoreSpec([1, 2])
+    worker.submit_store(1, blocks, chunks)  # what is loaded at the first call is
+    worker.wait({1})
+    assert len(ended(worker)) == 1
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    for cache in caches.tensors:
+        cache.tensor.fill_(7)
+    worker.submit_store(2, blocks, chunks)
+    assert ended(worker) == []
+    worker.wait({2})
+    assert [job[:2] for job in ended(worker)] == [(2, True)]
+    caches.tensors[0].tensor.zero_()
+    worker.submit_load(3, chunks, blocks)
+    worker.wait({3})
+    assert caches.tensors[0].tensor[[0, 5]].eq(7).all()

@@ -10,12 +10,15 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npu_kvconnector.transfer import Run
+    from numpy.typing import NDArray
+
+    from npu_kvconnector.transfer import Pairs, Run
 
 __all__ = ["MOST_BYTES", "WHOLE", "Axis", "PageMap", "Stack", "stack_up"]
 
@@ -60,6 +63,23 @@ class PageMap:
         return (self.block, self.row, self.page, self.size, self.fragments, self.writers)
 
 
+class Pieces(NamedTuple):
+    """Addresses of the pieces of a copy on both sides, and the bytes of each."""
+
+    device: NDArray[np.int64]
+    host: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def join(cls, device: NDArray[np.int64], host: NDArray[np.int64], size: int) -> Pieces:
+        """Return pieces of `size` bytes each, with those that lie in a row on both sides as one."""
+        is_first = np.ones(len(device), dtype=np.bool_)
+        is_first[1:] = (np.diff(device) != size) | (np.diff(host) != size)
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(starts, append=len(device))
+        return cls(device[starts], host[starts], counts * size)
+
+
 class Stack:
     """Layers at equal distances, see above."""
 
@@ -70,6 +90,7 @@ class Stack:
         distances = (*first.fragments[1:], *layers[1:], first.block, first.row, first.page)
         width = math.gcd(8, first.device, first.host, first.size, *distances)
         self.writers = first.writers
+        self._width = width
         self._device = _all_of(device, _WIDTHS[width])
         self._host = _all_of(host, _WIDTHS[width])
         self._blocks_per_chunk = blocks_per_chunk
@@ -79,6 +100,19 @@ class Stack:
         self._layers = Axis(layers.number, layers.device // width, layers.host // width)
         self._fragments = Axis(first.fragments.number, first.fragments.device // width, first.fragments.host // width)
         self._size = first.size // width
+
+    def addresses(self, pairs: Pairs) -> Pieces:
+        """Return the pieces without gaps that blocks and their places, which the caller has checked, consist of."""
+        chunks, inside = np.divmod(pairs.places, self._blocks_per_chunk)
+        at_device = self._at_device + pairs.blocks * self._block
+        at_host = self._at_host + chunks * self._row + inside * self._page
+        on_device = self._spread(at_device, self._layers.device, self._fragments.device)
+        on_host = self._spread(at_host, self._layers.host, self._fragments.host)
+        return Pieces.join(
+            self._device.data_ptr() + on_device * self._width,
+            self._host.data_ptr() + on_host * self._width,
+            self._size * self._width,
+        )
 
     def copy(self, runs: Sequence[Run], *, to_host: bool) -> int:
         """Copy runs, which the caller has checked, and return their bytes; on a stream they are only issued."""
@@ -94,6 +128,14 @@ class Stack:
                 target, source = (on_host, on_device) if to_host else (on_device, on_host)
                 target.copy_(source, non_blocking=True)
                 yield step * self._bytes_of_block
+
+    def _spread(self, starts: NDArray[np.int64], layer: int, fragment: int) -> NDArray[np.int64]:
+        """Return where each fragment of each layer begins, from where blocks begin, in an order in which many join."""
+        layers = np.arange(self._layers.number) * layer
+        fragments = np.arange(self._fragments.number) * fragment
+        places = starts[:, None, None] + layers[:, None] + fragments
+        has_layers_in_a_row = self._layers.device == self._layers.host == self._fragments.number * self._size
+        return (places if has_layers_in_a_row else places.swapaxes(0, 1)).ravel()
 
     def _views(self, block: int, place: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a run on the device and on the host, each [layers, blocks, fragments, elements]."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
+from npu_kvconnector.batches import find_batch_copy
 from npu_kvconnector.errors import TransferError
 from npu_kvconnector.pages import Axis, PageMap, Stack, stack_up
 from npu_kvconnector.transfer import Lane, Pace, Pairs, join_runs, plan_pairs
@@ -35,7 +36,10 @@ MOST_PENDING_STORES = 1 << 30
 
 
 class HostTierWorker(OffloadingWorker):
-    """Moves pages by strided torch copies, so it serves any device; streams and events where the device has them."""
+    """Moves pages by strided torch copies, so it serves any device; streams and events where the device has them.
+
+    A job is one launch where vLLM has an operator that copies batches of addresses, as on CUDA.
+    """
 
     def __init__(
         self, kv_caches: CanonicalKVCaches, region: HostRegion, *, blocks_per_chunk: int, canonical: bool = False
@@ -59,13 +63,15 @@ class HostTierWorker(OffloadingWorker):
             for refs in kv_caches.group_data_refs
         ]
         device = tensors[0].device
+        self._batch_copy = find_batch_copy(device, region)
         self._stores, self._loads, self._pace = Lane(device), Lane(device), Pace()
         logger.info(
-            "Host tier for %s: %d chunks of %d blocks, %.2f GiB; one copy moves a run of blocks of %s layers",
+            "Host tier for %s: %d chunks of %d blocks, %.2f GiB; one copy moves %s of %s layers",
             device,
             region.num_chunks,
             blocks_per_chunk,
             region.total_size_bytes / 2**30,
+            "a run of blocks" if self._batch_copy is None else "all blocks of a job",
             [
                 len(refs) // max(1, len(stacks))
                 for refs, stacks in zip(kv_caches.group_data_refs, self._stacks, strict=True)
@@ -120,10 +126,16 @@ class HostTierWorker(OffloadingWorker):
                 msg = f"{self._stores.pending_bytes} bytes of stores are on their way already"
                 raise TransferError(msg)
             plan = self._plan(blocks, cast("CPULoadStoreSpec", chunks))
-            for pairs, stacks in zip(plan, self._stacks, strict=True):
-                for stack in stacks:
-                    runs = join_runs(_written(pairs, stack) if to_host else pairs, self._blocks_per_chunk)
-                    yield from stack.pieces(runs, to_host=to_host)
+            moves = [
+                (stack, _written(pairs, stack) if to_host else pairs)
+                for pairs, stacks in zip(plan, self._stacks, strict=True)
+                for stack in stacks
+            ]
+            if self._batch_copy is not None:
+                yield self._batch_copy([stack.addresses(pairs) for stack, pairs in moves], to_host=to_host)
+                return
+            for stack, pairs in moves:
+                yield from stack.pieces(join_runs(pairs, self._blocks_per_chunk), to_host=to_host)
 
         (self._stores if to_host else self._loads).submit(job_id, copy)
 
