@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
+CHUNK = 8  # blocks
 PARTS = ("copy", "engine", "new", "bad")
 TIERS = ("fs", "durable", "remote")
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "Qwen3-8B": QWEN3_8B}
@@ -99,22 +100,32 @@ def copies() -> str:
         [[CanonicalKVCacheRef(number, PAGE) for number in range(LAYERS)]],
     )
     row = LAYERS * PAGE
-    region = HostRegion(f"bench-{uuid.uuid4()}", num_chunks=BLOCKS, rank=0, kv_bytes_per_chunk=row, cpu_page_size=row)
-    worker = HostTierWorker(caches, region, blocks_per_chunk=1)
     one, other = torch.ones(2, BLOCKS * row, dtype=torch.int8).unbind()
     plain = BLOCKS * row / best(lambda: other.copy_(one)) / 1e9
     bus = f"; {between_pinned(memory)}" if device.type == "cuda" else ""
     shuffled = np.random.default_rng(0).permutation(BLOCKS)
-    orders = {"in a row": (range(BLOCKS), range(BLOCKS)), "anywhere": (shuffled, shuffled[::-1])}
+    orders = {
+        "in a row": (1, range(BLOCKS), range(BLOCKS)),
+        "anywhere": (1, shuffled, shuffled[::-1]),
+        f"in a row, {CHUNK} a chunk": (CHUNK, range(BLOCKS), range(BLOCKS // CHUNK)),
+    }
     rows = [
         f"Device {device}; a copy on the host: {plain:.1f} GB/s{bus}",
         "",
         "| blocks | store, GB/s | load, GB/s | of the copy |",
+        "|---|---|---|---|",
     ]
-    rows.append("|---|---|---|---|")
-    for name, (blocks, chunks) in orders.items():
-        on_device = GPULoadStoreSpec(list(blocks), [BLOCKS], [0])
-        on_host = CPULoadStoreSpec(list(chunks))
+    for name, (per_chunk, blocks, chunks) in orders.items():
+        size = row * per_chunk
+        region = HostRegion(
+            f"bench-{uuid.uuid4()}",
+            num_chunks=BLOCKS // per_chunk,
+            rank=0,
+            kv_bytes_per_chunk=size,
+            cpu_page_size=size,
+        )
+        worker = HostTierWorker(caches, region, blocks_per_chunk=per_chunk)
+        on_device, on_host = GPULoadStoreSpec(list(blocks), [BLOCKS], [0]), CPULoadStoreSpec(list(chunks))
         rates = [
             BLOCKS * row / best(lambda: finished(worker, submit, *specs)) / 1e9  # noqa: B023
             for submit, specs in (
@@ -123,7 +134,7 @@ def copies() -> str:
             )
         ]
         rows.append(f"| {name} | {rates[0]:.1f} | {rates[1]:.1f} | {rates[0] / plain:.0%}, {rates[1] / plain:.0%} |")
-    worker.shutdown()
+        worker.shutdown()
     return "\n".join(rows)
 
 
