@@ -60,17 +60,29 @@ def starter_of(engine: int) -> int:
 
 
 class StopWatch:
-    """The process that looks after others until the first of these has ended."""
+    """The process that looks after others until the first of these has ended.
+
+    It is no child of theirs: vLLM's server, which kills an engine that does not end at once, asks each of the engine's
+    children for its name first, and hangs for ever where one ends just then, as this does in an engine's end.
+    """
 
     def __init__(self, processes: Sequence[int], seconds: int, starter: int = 0) -> None:
         """Start it; it ends who stands still for so many seconds, and the first when its starter is gone as long."""
         command = [sys.executable, "-I", "-S", __file__, str(seconds), str(starter), *map(str, processes)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as parent:  # noqa: S603
+            assert parent.stdout is not None
+            self.process = int(parent.stdout.readline())
+            self._descriptor = os.pidfd_open(self.process)
+
+    def has_ended(self, timeout: float = 0.0) -> bool:
+        """Say whether it has ended, or does within so many seconds."""
+        return bool(select.select([self._descriptor], (), (), timeout)[0])
 
     def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
+        """End it; not to be used after that."""
+        _send(self._descriptor, signal.SIGKILL)
+        select.select([self._descriptor], (), ())
+        os.close(self._descriptor)
 
 
 def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None:
@@ -124,5 +136,14 @@ def _say(message: str) -> None:
     sys.stderr.flush()
 
 
+def _main(seconds: int, starter: int, *processes: int) -> None:
+    """Look after them in a child, which is nobody's once this process has told which it is and ended."""
+    child = os.fork()
+    if child == 0:
+        look_after(processes, seconds, starter)
+        return
+    sys.stdout.write(f"{child}\n")
+
+
 if __name__ == "__main__":
-    look_after([int(argument) for argument in sys.argv[3:]], int(sys.argv[1]), int(sys.argv[2]))
+    _main(*map(int, sys.argv[1:]))
