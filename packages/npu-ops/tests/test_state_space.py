@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,3 +164,18 @@ def test_wrong_shapes_say_what_is_wanted(ops):
         ops.causal_conv1d(x, torch.randn(8, 1), None, torch.randn(2, 8, 0), slots, None, None, False)
     with pytest.raises(RuntimeError, match="each of the 1 requests has one token"):
         ops.causal_conv1d(x, torch.randn(8, 4), None, torch.randn(2, 8, 3), slots[:1], None, None, False)
+
+
+def test_layers_say_that_they_serve_batch_invariant_mode():
+    """To the V2 runner, by the name of vLLM's own backend, which says that it does not."""
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+    from npu_ops.layers.state_space import LayerWithKernels
+
+    kinds = [MambaAttentionBackendEnum[name] for name in ("MAMBA1", "MAMBA2", "SHORT_CONV", "GDN_ATTN")]
+    found = [LayerWithKernels.get_attn_backend(SimpleNamespace(mamba_type=kind)) for kind in kinds]
+    for kind, backend in zip(kinds, found, strict=True):
+        assert (backend.supports_batch_invariance(), kind.get_class().supports_batch_invariance()) == (True, False)
+        assert backend.full_cls_name() == kind.get_class().full_cls_name()
+        assert backend.get_name() == kind.get_class().get_name()
+        assert backend is LayerWithKernels.get_attn_backend(SimpleNamespace(mamba_type=kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +88,10 @@ class LayerWithKernels(MambaBase):
     def get_attn_backend(self) -> type[AttentionBackend]:
         """Return what builds a step's metadata.
 
-        vLLM's own method refuses batch-invariant mode for its Triton kernels; these update a state token by token.
+        vLLM's own method refuses batch-invariant mode for its Triton kernels, and the V2 runner asks what it returns;
+        these kernels update a state token by token.
         """
-        return self.mamba_type.get_class()
+        return _for_any_batch(self.mamba_type.get_class())
 
 
 @MambaMixer.register_oot(name="MambaMixer")
@@ -288,6 +290,14 @@ class NpuRMSNormGated(RMSNormGated):
         group = self.group_size or x.shape[-1]
         sigmoid = self.activation == "sigmoid"
         return ops.gated_rms_norm(x, z, self.weight.data, self.eps, group, self.norm_before_gate, sigmoid)
+
+
+@functools.cache
+def _for_any_batch(backend: type[AttentionBackend]) -> type[AttentionBackend]:
+    """Return `backend`, by the same name, as one whose results do not depend on what shares the batch."""
+    names = {"__module__": backend.__module__, "__qualname__": backend.__qualname__}
+    says_so = {"supports_batch_invariance": classmethod(lambda cls: True)}
+    return type(backend.__name__, (backend,), names | says_so)
 
 
 def _metadata_of(layer: Any) -> Any:
