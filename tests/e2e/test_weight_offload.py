@@ -62,9 +62,19 @@ def test_offloaded_weights(way: str, model: Path, whole: dict[str, Any]) -> None
         assert_greedy(reference, prompt, output)
 
 
-def run(model: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ["ahead", "ahead, eager"])
+def test_weights_copied_ahead_on_the_v2_runner(way: str, model: Path) -> None:
+    environ = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    whole, found = run(model, {}, **environ), run(model, WAYS[way], **environ)
+    assert found["held"] < whole["held"] - (1 << 19)
+    assert found["tokens"] == whole["tokens"]
+
+
+def run(model: Path, chosen: dict[str, Any], **environ: str) -> dict[str, Any]:
     arguments = (str(model), json.dumps(PROMPTS), json.dumps(chosen))
-    done = run_program(PROGRAM, *arguments, VLLM_ENABLE_V1_MULTIPROCESSING="0", NPU_SIMULATOR_MEMORY="2GiB")
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "2GiB"} | environ
+    done = run_program(PROGRAM, *arguments, **environ)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
     assert line is not None, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(line.removeprefix("SAID "))

@@ -27,6 +27,7 @@ from npu_platform.v2.outputs import (
     NPUStructuredOutputsWorker,
 )
 from npu_platform.v2.sampler import make_sampler
+from npu_platform.weight_offload import create_offloader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,6 +43,7 @@ class NPUModelRunnerV2(GPUModelRunner):
     # The methods of vLLM that make or use streams and graphs, with the decorators that they have there.
     _make = compat.with_npu_streams(
         GPUModelRunner.__init__,
+        create_offloader=create_offloader,
         DraftTokensHandler=NPUDraftTokensHandler,
         PPHandler=NPUPPHandler,
         init_speculator=make_speculator,
