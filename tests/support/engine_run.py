@@ -25,13 +25,14 @@ class EngineRun:
     """What an engine said: per round, per prompt, ``tokens``, ``cached`` prompt tokens, and if asked the chosen tokens'
     ``logprobs``, each step's ``best``, and all that are ``known`` of a step, by token.
 
-    `layers` is what ran, as ``npu_platform.implementations`` names it; `log` is of all engines of the process.
+    `runner` is V1 or V2; `layers` is what ran, as ``npu_platform.implementations`` names it; `log` is of all engines of the process.
     """
 
     rounds: list[list[dict[str, Any]]]
     metrics: dict[str, float]
     graphs_captured: int
     platform: str
+    runner: str
     layers: list[dict[str, Any]]
     log: str
 
@@ -117,6 +118,7 @@ def run_scenario(scenario: dict[str, Any]) -> dict[str, Any]:
         + compilation_counter.num_cudagraph_captured
         - by_v2_before,
         "platform": current_platform.device_type,
+        "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "layers": [asdict(kind) for kind in llm.collective_rpc("layer_implementations")[0]],
     }
     llm.llm_engine.engine_core.shutdown()
