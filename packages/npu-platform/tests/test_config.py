@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -62,3 +63,41 @@ def test_plugin_allow_list() -> None:
     assert config.plugin_allow_list({}) is None
     assert config.plugin_allow_list({"VLLM_PLUGINS": ""}) == []
     assert config.plugin_allow_list({"VLLM_PLUGINS": "npu, npu_ops,"}) == ["npu", "npu_ops"]
+
+
+@pytest.fixture
+def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(config, "_why_runner", None)
+    for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("given", "is_open", "chosen"),
+    [
+        ({}, False, "0"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, False, "1"),
+        ({"TRITON_DEFAULT_BACKEND": "npu"}, True, None),
+        ({"TRITON_DEFAULT_BACKEND": "npu", "VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "0"),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, False, "0"),
+    ],
+)
+def test_the_runner_is_open_where_triton_is_asked_for_and_no_runner(
+    given: dict[str, str], is_open: bool, chosen: str | None, nothing_chosen: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        nothing_chosen.setenv(name, value)
+    config.begin_choice_of_runner()
+    assert (config.is_runner_open(), os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) == (is_open, chosen)
+    config.begin_choice_of_runner()  # the next engine's
+    assert (config.is_runner_open(), os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) == (is_open, chosen)
+
+
+def test_a_runner_chosen_for_an_engine_is_forgotten_with_the_next(nothing_chosen: pytest.MonkeyPatch) -> None:
+    nothing_chosen.setenv("TRITON_DEFAULT_BACKEND", "npu")
+    config.choose_runner(v2=True, why="V2 knows it")
+    assert (config.chose_v2_runner(), config.is_runner_open(), config.why_this_runner()) == (True, False, "V2 knows it")
+    config.begin_choice_of_runner()
+    assert (config.chose_v2_runner(), config.is_runner_open()) == (False, True)

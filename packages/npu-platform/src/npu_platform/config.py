@@ -34,7 +34,9 @@ ENVIRONMENT: dict[str, str] = {
 """Every environment variable that npu-platform knows, with its meaning."""
 
 _DRIVERS = ("simulator", "null")  # those that are built in
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _chose_forks = False
+_why_runner: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,19 +167,45 @@ def triton_for_vllm() -> bool:
 
 
 def chose_v2_runner() -> bool:
-    """Say whether the user asks for vLLM's V2 model runner."""
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip() not in ("", "0")
+    """Say whether vLLM's V2 model runner is chosen, by the user or for this engine."""
+    return os.environ.get(_RUNNER, "").strip() not in ("", "0")
 
 
 def select_triton_for_vllm() -> None:
     """Make vLLM take its Triton kernels, by its V2 model runner, unless the user chose how, or that it should not."""
     if not triton_for_vllm():
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+        os.environ.setdefault(_RUNNER, "1")
 
 
-def select_v1_runner() -> None:
-    """Make vLLM choose its V1 model runner unless the user chose: with V2 a first start waits for a compiler."""
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+def begin_choice_of_runner() -> None:
+    """Make vLLM choose its V1 model runner unless the user chose: with V2 a first start waits for a compiler.
+
+    With ``TRITON_DEFAULT_BACKEND=npu`` the runner is open, and what was chosen for an engine before is forgotten.
+    """
+    global _why_runner
+    if _why_runner is not None:
+        os.environ.pop(_RUNNER, None)
+        _why_runner = None
+    if _RUNNER not in os.environ and not triton_for_vllm():
+        choose_runner(v2=False, why="the default")
+
+
+def is_runner_open() -> bool:
+    """Say whether npu is to choose the runner: Triton's variable asks for its kernels, and vLLM's for no runner."""
+    return _RUNNER not in os.environ and triton_for_vllm()
+
+
+def choose_runner(*, v2: bool, why: str) -> None:
+    """Choose the runner for this process and those that it starts, until the next engine's choice begins."""
+    global _why_runner
+    _why_runner = why
+    os.environ[_RUNNER] = str(int(v2))
+
+
+def why_this_runner() -> str:
+    """Return why the runner is the one that it is, where it is not open."""
+    chosen = os.environ.get(_RUNNER)
+    return _why_runner or ("the default" if chosen is None else f"{_RUNNER}={chosen}")
 
 
 def use_forked_workers() -> None:

@@ -134,7 +134,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        """Choose the model runner, and remember what the user gave of the sizes.
+        """Begin the choice of the model runner, and remember what the user gave of the sizes.
 
         With an engine, and so without `parser`, which every command of vLLM makes, say that the platform is active.
         """
@@ -142,7 +142,7 @@ class NPUPlatform(Platform):
 
         if parser is None:
             logger.info_once("%s", activation.decide().reason)
-        config.select_v1_runner()
+        config.begin_choice_of_runner()
         if config.triton_for_vllm():
             triton_models.register_models()
         remember_what_the_user_gave()
@@ -167,18 +167,20 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Choose sizes, no compilation and decode graphs, where the user chose nothing; what states need.
+        """Choose runner, sizes, no compilation and decode graphs, where the user chose nothing; what states need.
 
         This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late. Raises
         UnsupportedFeatureError for what only GPUs have.
         """
         from vllm.plugins import load_general_plugins
 
+        from npu_platform import runners
         from npu_platform.batch_sizes import choose_for_the_host
         from npu_platform.graphs.defaults import apply_graph_defaults
 
         # EngineArgs loads npu-ops and the like; a VllmConfig that somebody builds by hand does not.
         load_general_plugins()
+        runners.choose(vllm_config)
         features.refuse_early(vllm_config)
         features.drop_attention_of_gpus(vllm_config)
         choose_for_the_host(vllm_config)

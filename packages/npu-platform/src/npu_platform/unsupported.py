@@ -17,8 +17,7 @@ import torch
 import vllm.envs as vllm_envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from npu_platform import capabilities, compat, config, triton_models
-from npu_platform.triton import availability
+from npu_platform import capabilities, compat, config, runners, triton_models
 
 if TYPE_CHECKING:
     from vllm.config import (
@@ -281,25 +280,13 @@ def _kernels(kernels: KernelConfig) -> Iterator[str]:
 
 
 def _v2_runner(vllm_config: VllmConfig) -> Iterator[str]:
-    from vllm.triton_utils import HAS_TRITON  # which asks for the platform, and this module is imported with that
-
-    if (missing := availability.missing()) is not None:
+    if (missing := runners.without_triton()) is not None:
         yield (
-            f"The V2 model runner launches Triton kernels, and {missing}: mend that, or unset VLLM_USE_V2_MODEL_RUNNER."
-        )
-    elif not HAS_TRITON:
-        yield (
-            "The V2 model runner launches Triton kernels, and npu was not Triton's one device when vLLM was imported: "
-            "set the variable before that, take no other device's, or unset VLLM_USE_V2_MODEL_RUNNER."
-        )
-    if vllm_config.offload_config.prefetch.offload_group_size > 0:
-        yield (
-            "The V2 model runner has all weights on the device: leave out --offload-group-size, or unset "
+            f"The V2 model runner launches Triton kernels, and {missing}: mend that before vLLM is imported, or unset "
             "VLLM_USE_V2_MODEL_RUNNER."
         )
-    unknown = vllm_config._get_v2_model_runner_unsupported_features()
-    if unknown:
-        yield f"vLLM's V2 model runner does not have {', '.join(unknown)}: unset VLLM_USE_V2_MODEL_RUNNER."
+    if lacking := runners.lacking_in_v2(vllm_config):
+        yield f"vLLM's V2 model runner does not have {', '.join(lacking)}: unset VLLM_USE_V2_MODEL_RUNNER."
 
 
 def _attention(vllm_config: VllmConfig) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""Owns which of vLLM's two model runners an engine has, where the user left that open, and what V2 does not have."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from vllm import envs as vllm_envs
+from vllm.logger import init_logger
+
+from npu_platform import config
+from npu_platform.triton import availability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.config import ModelConfig, VllmConfig
+
+__all__ = ["choose", "lacking_in_v2", "without_triton"]
+
+logger = init_logger("vllm.npu_platform.runners")
+
+
+def choose(vllm_config: VllmConfig) -> None:
+    """Settle the runner of this configuration's engine and of its processes; the log says which one, and why.
+
+    The user's choice stays (``VLLM_USE_V2_MODEL_RUNNER``). Where Triton was asked for and no runner, it is V2 if that
+    knows the configuration, else V1.
+    """
+    if config.is_runner_open():
+        _settle(vllm_config, _against_v2(vllm_config))
+    name = "V2" if config.chose_v2_runner() else "V1"
+    logger.info_once("npu takes vLLM's %s model runner: %s.", name, config.why_this_runner())
+
+
+def lacking_in_v2(vllm_config: VllmConfig) -> list[str]:
+    """Return what the configuration asks for and V2 does not have, as vLLM's own words or like them."""
+    lacking: list[str] = vllm_config._get_v2_model_runner_unsupported_features()
+    if vllm_config.model_config is not None:
+        lacking += _processors_of_v1(vllm_config.model_config)
+    if vllm_config.cache_config.use_replayssm and vllm_config.mamba_config.backend.name == "TRITON":
+        lacking.append("ReplaySSM by Triton")
+    return lacking
+
+
+def without_triton() -> str | None:
+    """Return why vLLM has no Triton kernels for npu in this process; None: it has them."""
+    from vllm.triton_utils import HAS_TRITON  # which asks for the platform, and this module is imported with that
+
+    if (missing := availability.missing()) is not None:
+        return missing
+    return None if HAS_TRITON else "npu was not Triton's one device when vLLM was imported"
+
+
+def _against_v2(vllm_config: VllmConfig) -> str | None:
+    if (missing := without_triton()) is not None:
+        return missing
+    if config.cxx_compiler() is None:  # what a cache holds is of one configuration, and V1 needs none of it
+        return "there is no C++ compiler for kernels that are not in the cache"
+    lacking = lacking_in_v2(vllm_config)
+    return f"V2 does not have {', '.join(lacking)}" if lacking else None
+
+
+def _settle(vllm_config: VllmConfig, against_v2: str | None) -> None:
+    why = against_v2 or "Triton is there, and V2 knows this configuration"
+    config.choose_runner(v2=against_v2 is None, why=why)
+    vllm_envs.disable_envs_cache()  # an engine before this one in the process has filled it
+    if against_v2 and vllm_config.parallel_config.pipeline_parallel_size > 1:
+        vllm_config.scheduler_config.async_scheduling = False  # vLLM thought of V2, which has it with stages
+
+
+def _processors_of_v1(model: ModelConfig) -> Iterator[str]:
+    """Name the processors of logits, if one is not of V2's class."""
+    from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
+
+    given = model.logits_processors or ()
+    if not given and not importlib.metadata.entry_points(group=LOGITSPROCS_GROUP):
+        return
+    from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors_params_validator
+
+    try:
+        build_custom_logits_processors_params_validator(given)
+    except ValueError as error:
+        yield f"logits processors of V1's class ({error})"
