@@ -29,21 +29,14 @@ WORKERS = ("-n", "2")
 ONE_MORE = ("-n", "3")  # where tests wait for other processes
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
-# Engine tests that `v2` runs on the other model runner.
+# What `v2` runs on the other model runner: tests of engines, and of caches that the runners hand over.
 ON_V2 = (
-    "e2e/test_tokens",
-    "e2e/test_lora",
-    "e2e/test_states",
-    "e2e/test_multimodal",
-    "e2e/test_quantized",
-    "e2e/test_pooling",
-    "e2e/test_speculation",
-    "e2e/test_graph_modes",
-    "e2e/test_sleep",
-    "e2e/test_disaggregated",
-    "integration/test_kv_models",
-    "integration/test_kv_offload",
+    "tests/e2e",
+    "tests/integration/test_kv_models.py",
+    "tests/integration/test_kv_offload.py",
 )
+# Triton is asked for, and no runner: npu takes V2, and V1 for what V2 does not have.
+RUNNER_OPEN: dict[str, str | None] = {"TRITON_DEFAULT_BACKEND": "npu", "VLLM_USE_V2_MODEL_RUNNER": None}
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
@@ -175,11 +168,13 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def v2(session: nox.Session) -> None:
-    """Run the engine's tests on vLLM's V2 model runner (nox -s v2 -- tests/e2e/test_tokens.py for some)."""
+    """Run tests of engines where npu takes vLLM's V2 runner (nox -s v2 -- tests/e2e/test_tokens.py for some).
+
+    All of the day, by default: V2 has nearly all of it, the rest runs on V1 (docs/user_guide/v2_runner.md).
+    """
     check_machine(session)
-    env = EVERYTHING | PASSIVE | {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-    options = session.posargs or [f"tests/{name}.py" for name in ON_V2]
-    in_workspace(session, "pytest", *options, *WORKERS, "--dist", "loadscope", env=env)
+    options = session.posargs or ["-m", "not nightly", *ON_V2]
+    in_workspace(session, "pytest", *options, *WORKERS, "--dist", "loadscope", env=EVERYTHING | PASSIVE | RUNNER_OPEN)
 
 
 @nox.session
@@ -265,7 +260,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run what the default sessions leave out: tests marked nightly, an hour of load, conformance, tiers, the peer."""
+    """Run what the default sessions leave out: tests marked nightly, load, conformance, tiers, the peer, V2."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
@@ -274,6 +269,7 @@ def nightly(session: nox.Session) -> None:
         "emulated",
         "arm",
         "peer",
+        "v2",
         "models",
         "examples",
         "ray",

@@ -21,7 +21,8 @@ def is_active() -> bool:
 
     vLLM takes Triton kernels in many places once it has a driver. The V1 runner needs none of them here, since all that
     it launches has a body of its own, and a process would wait for the compiler at its start. So for vLLM it is active
-    where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``.
+    where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``, which
+    leaves the runner to :mod:`npu_platform.runners`.
     """
     if not _asked_by_vllm():
         return _has_device() and _has_kernels()

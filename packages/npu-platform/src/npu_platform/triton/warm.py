@@ -89,7 +89,7 @@ def _problem() -> str | None:
     if not config.triton_for_vllm():
         return (
             "VLLM_USE_V2_MODEL_RUNNER=0 serves without Triton kernels: nothing to compile. Unset it, or set "
-            "TRITON_DEFAULT_BACKEND=npu for the V1 runner with them."
+            "TRITON_DEFAULT_BACKEND=npu beside it for the V1 runner with them."
         )
     missing = availability.missing()
     return None if missing is None else f"Triton kernels cannot be compiled: {missing}."
