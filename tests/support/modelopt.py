@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["checkpoint", "tensors"]
+__all__ = ["INPUTS", "checkpoint", "meant", "tensors"]
 
 INPUTS: dict[str, dict[str, Any] | None] = {
     "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True},
@@ -76,3 +76,17 @@ def tensors(name: str, weight: Tensor, algorithm: str) -> tuple[dict[str, Tensor
         stored["weight_scale_2"] = 1 / state["weight_global_scale"][0].float()
         stored["input_scale"] = torch.tensor(8.0 / quantized.NVFP4_RANGE)
     return {f"{name}.{key}": tensor for key, tensor in stored.items()}, exact
+
+
+def meant(parts: dict[str, Tensor], algorithm: str) -> Tensor:
+    """Return what the stored parts of one layer mean."""
+    if algorithm == "FP8":
+        return parts["weight"].float() * parts["weight_scale"]
+    said = _SCHEMES[algorithm]
+    scheme = QuantizationScheme(targets=["Linear"], weights=_FLOATS | said["weights"], format=said["format"])
+    state = {"weight": parts["weight"], "weight_scale": parts["weight_scale"]}
+    if algorithm == "NVFP4":
+        state = {"weight_packed": parts["weight"], "weight_scale": parts["weight_scale"]}
+        state["weight_global_scale"] = 1 / parts["weight_scale_2"].reshape(1)
+    weight: Tensor = BaseCompressor.get_value_from_registry(said["format"]).decompress(state, scheme)["weight"]
+    return weight

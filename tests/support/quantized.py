@@ -43,6 +43,7 @@ __all__ = [
     "fp8_blocks",
     "gptq",
     "gptq_tensors",
+    "keeps_activations",
     "kept",
     "mxfp4",
     "online",
@@ -203,12 +204,13 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
     inputs = {
         pattern: json.loads(scheme.input_activations.model_dump_json())
         for pattern, scheme in made.items()
-        if scheme.input_activations is not None and not _keeps_activations(scheme)
+        if scheme.input_activations is not None and not keeps_activations(scheme)
     }
     return save(folder, write, {**config, "config_groups": groups}, inputs, head=head, model=model)
 
 
-def _keeps_activations(scheme: QuantizationScheme) -> bool:
+def keeps_activations(scheme: QuantizationScheme) -> bool:
+    """Return whether npu leaves a layer's inputs as they are, whatever the checkpoint says."""
     return scheme.format in _WHOLE_ACTIVATIONS or scheme.weights.num_bits == 4
 
 

@@ -4,11 +4,15 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+import torch
+from vllm.config import LoadConfig
 from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from npu_platform import unsupported
 from npu_platform.errors import UnsupportedFeatureError
-from npu_platform.features import refuse_states_without_kernels
+from npu_platform.features import choose_loader, refuse_states_without_kernels
 
 
 class LayerWithState(MambaBase):
@@ -73,3 +77,36 @@ def test_lookup_of_drafts_needs_numba(monkeypatch):
     assert list(unsupported._speculation(asked_for())) == [
         "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."
     ]
+
+
+class LoaderOfAPlugin(DefaultModelLoader):
+    """What a plugin registers under the name of its method of quantisation."""
+
+
+def test_a_method_of_a_plugin_reads_its_checkpoints_by_its_own_loader():
+    register_model_loader("method_of_a_plugin")(LoaderOfAPlugin)
+
+    def chosen(method, load_format="auto"):
+        model = SimpleNamespace(quantization=method)
+        asked = SimpleNamespace(model_config=model, load_config=LoadConfig(load_format=load_format))
+        choose_loader(asked)
+        return asked.load_config.load_format
+
+    assert chosen("method_of_a_plugin") == "method_of_a_plugin"
+    assert chosen("method_of_a_plugin", "dummy") == "dummy"
+    assert chosen("method_without_a_loader") == "auto"
+    assert chosen("auto_gptq") == "auto"
+    assert chosen(None) == "auto"
+
+
+def test_what_the_plugin_for_bitsandbytes_cannot_do():
+    """It is in no environment of the tests: these are the two of vllm-bnb-plugin 0.0.3 that ended in errors of torch."""
+
+    def said(dtype, moe=False, **config):
+        model = SimpleNamespace(dtype=dtype, is_moe=moe, hf_config=SimpleNamespace(quantization_config=config))
+        return " ".join(unsupported._bitsandbytes(model))
+
+    assert "pass --dtype bfloat16, or leave out --quantization" in said(torch.float32, load_in_4bit=True)
+    assert said(torch.float32, load_in_8bit=True) == ""
+    assert said(torch.bfloat16) == ""
+    assert "leave out --quantization, or pass npu_int8" in said(torch.bfloat16, moe=True)

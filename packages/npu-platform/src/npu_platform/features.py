@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import vllm.envs as vllm_envs
 from vllm.logger import init_logger
@@ -99,6 +99,31 @@ def choose_sleep_mode(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
     if model is not None and model.enable_sleep_mode and model.sleep_mode_backend == "cumem":
         model.sleep_mode_backend = "npu"
+
+
+def choose_loader(vllm_config: VllmConfig) -> None:
+    """Let a plugin's method of quantisation read its checkpoints by its own loader, if it has one of the same name.
+
+    The user may have named another one.
+    """
+    from vllm.model_executor.layers.quantization import QuantizationMethods
+
+    model, load = vllm_config.model_config, vllm_config.load_config
+    method = None if model is None else model.quantization
+    if (
+        method is None
+        or method in get_args(QuantizationMethods)
+        or load.load_format not in ("auto", "hf", "safetensors")
+    ):
+        return
+    from vllm.config import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+
+    try:
+        get_model_loader(LoadConfig(load_format=method))
+    except ValueError:  # which vLLM raises for a name that nobody registered
+        return
+    load.load_format = method
 
 
 def disable_fusion_passes(vllm_config: VllmConfig) -> None:

@@ -209,6 +209,7 @@ class NPUPlatform(Platform):
         features.disable_fusion_passes(vllm_config)
         features.keep_images_whole(vllm_config)
         features.choose_sleep_mode(vllm_config)
+        features.choose_loader(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         choose_executor(vllm_config)

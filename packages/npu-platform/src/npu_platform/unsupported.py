@@ -84,6 +84,8 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
     yield from _code_for_gpus(model)
     if model.is_moe:
         yield from _experts(vllm_config)
+    if model.quantization == "bitsandbytes":
+        yield from _bitsandbytes(model)
     if vllm_config.lora_config is not None:
         yield from _lora(vllm_config.lora_config)
     if model.is_hybrid or model.is_attention_free:
@@ -108,6 +110,18 @@ def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
             )
     elif place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
         yield f"vLLM's code for {architecture} ({place}) runs on NVIDIA and AMD GPUs only: serve another model."
+
+
+def _bitsandbytes(model: ModelConfig) -> Iterator[str]:
+    """Refuse what vllm-bnb-plugin 0.0.3, whose method this is, would end with an error of torch while it loads."""
+    said = getattr(model.hf_config, "quantization_config", None) or {}
+    if model.dtype == torch.float32 and not said.get("load_in_8bit", False):
+        yield (
+            "vllm-bnb-plugin packs 4 bits as if a weight of float32 took twice the place of one of bfloat16: pass "
+            "--dtype bfloat16, or leave out --quantization."
+        )
+    if model.is_moe:
+        yield "The experts of vllm-bnb-plugin need Triton kernels of GPUs: leave out --quantization, or pass npu_int8."
 
 
 def _lora(lora: LoRAConfig) -> Iterator[str]:
