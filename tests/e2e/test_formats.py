@@ -21,7 +21,7 @@ RESULTS = os.environ.get("NPU_FORMATS_RESULTS")
 """A folder for what each case gave; cases that are there already are not run again."""
 WHOLE = {"npu_ops::linear", "npu_ops::fused_experts"}
 """What layers run that are not quantised."""
-BY_DAY = [("AWQ", "sliding window"), ("fp8, blocks", "states")]
+BY_DAY = [("AWQ", "sliding window")]
 
 
 @pytest.fixture(scope="module")

@@ -38,17 +38,7 @@ _RAN = """
 |---|---|
 """
 _UNKNOWN = "no time that was written down"
-_WHY = {
-    REFUSED[
-        "AWQ", "states"
-    ]: "vLLM names the layers of Mamba otherwise than the checkpoint does when it asks which are not quantised, "
-    "and ends with a KeyError",
-    REFUSED["fp8, blocks", "states"]: "for the same reason; npu-ops sees that the scales of these layers are not there",
-    REFUSED["ModelOpt NVFP4", "states"]: "for the same reason; vLLM finds that a matrix has another shape",
-    REFUSED[
-        "ModelOpt MXFP8", "states"
-    ]: "for the same reason; npu-ops sees that scales were not loaded, which vLLM would take as they lie in memory",
-}
+_WHY: dict[str, str] = {}
 """What is refused, by what is said."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

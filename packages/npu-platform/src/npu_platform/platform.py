@@ -210,6 +210,7 @@ class NPUPlatform(Platform):
         features.keep_images_whole(vllm_config)
         features.choose_sleep_mode(vllm_config)
         features.choose_loader(vllm_config)
+        features.find_unquantised_states(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         choose_executor(vllm_config)
