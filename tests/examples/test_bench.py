@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.support.multimodal import tiny_qwen2_5_vl
 from tests.support.server import serve_demo
 
 LONGEST = 400
+VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+TABLES = "vllm[bench] brings it"
 SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", str(1 << 25), "--max-num-seqs", "4")
 SHAPE = ("--input-len", "16", "--output-len", "8")
 RANDOM = ("--random-input-len", "16", "--random-output-len", "8", "--num-prompts", "6")
@@ -52,28 +55,48 @@ def test_serve(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == 6
 
 
-def test_sweep(tmp_path: Path) -> None:
-    pytest.importorskip("pandas", reason="vllm[bench] brings it")
-    serve = f"{sys.executable} -m vllm.entrypoints.cli.main serve {MODEL} --served-model-name demo {' '.join(SMALL)}"
-    client = f"{sys.executable} -m vllm.entrypoints.cli.main bench serve --model demo {' '.join(SERVED)}"
+def test_sweep_of_settings(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason=TABLES)
     parameters = tmp_path / "bench.json"
     parameters.write_text(json.dumps([{"max_concurrency": 1}, {"max_concurrency": 2}]))
-    kept = (
-        "--bench-params",
-        str(parameters),
-        "--num-runs",
-        "1",
-        "--after-bench-cmd",
-        "true",
-        "--output-dir",
-        str(tmp_path / "sweep"),
-    )
-    bench("sweep", "serve", "--serve-cmd", serve, "--bench-cmd", client, *kept)
+    sweep(tmp_path, "serve", "--bench-params", str(parameters))
     assert list((tmp_path / "sweep").rglob("*.json"))
 
 
+def test_sweep_of_workloads_and_its_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason=TABLES)
+    pytest.importorskip("seaborn", reason=TABLES)
+    sweep(tmp_path, "serve_workload", "--workload-var", "max_concurrency", "--workload-iters", "3")
+    [experiment] = (tmp_path / "sweep").iterdir()
+    summaries = [json.loads(file.read_text()) for file in experiment.rglob("summary.json")]
+    assert {run["max_concurrency"] for summary in summaries for run in summary} > {1}
+    bench("sweep", "plot", str(experiment), "--var-x", "max_concurrency")
+    bench("sweep", "plot_pareto", str(experiment), "--gpu-count-var", "num_gpus")
+    assert {file.name for file in experiment.rglob("*.png")} == {"FIGURE.png", "PARETO.png"}
+
+
+def test_sweep_of_starts(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason=TABLES)
+    rounds = ("--num-iters-cold", "1", "--num-iters-warmup", "1", "--num-iters-warm", "1")
+    start = shlex.join([*VLLM, "bench", "startup", "--model", str(MODEL), *SMALL, *rounds])
+    parameters = tmp_path / "serve.json"
+    parameters.write_text(json.dumps([{"enforce_eager": True}]))
+    asked = ("--startup-cmd", start, "--serve-params", str(parameters), "--output-dir", str(tmp_path / "sweep"))
+    bench("sweep", "startup", *asked)
+    [run] = (tmp_path / "sweep").rglob("run=0.json")
+    assert json.loads(run.read_text())["enforce_eager"] is True
+
+
+def sweep(folder: Path, kind: str, *arguments: str) -> None:
+    """Run a sweep of a server that answers few requests."""
+    serve = shlex.join([*VLLM, "serve", str(MODEL), "--served-model-name", "demo", *SMALL])
+    client = shlex.join([*VLLM, "bench", "serve", "--model", "demo", *SERVED])
+    asked = ("--serve-cmd", serve, "--bench-cmd", client, "--num-runs", "1", "--after-bench-cmd", "true")
+    bench("sweep", kind, *asked, *arguments, "--output-dir", str(folder / "sweep"))
+
+
 def test_processors_of_images(tmp_path: Path) -> None:
-    pytest.importorskip("pandas", reason="vllm[bench] brings it")
+    pytest.importorskip("pandas", reason=TABLES)
     model = tiny_qwen2_5_vl(tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     images = (
@@ -94,7 +117,7 @@ def test_processors_of_images(tmp_path: Path) -> None:
 def bench(*arguments: str) -> None:
     """Run `vllm bench`, and see that it says which device it ran on."""
     settings = {"HF_HUB_OFFLINE": "1", "NPU_SIMULATOR_MEMORY": "2GiB"}
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", *arguments]
+    command = [*VLLM, "bench", *arguments]
     done = subprocess.run(
         command, env=os.environ | settings, capture_output=True, text=True, timeout=LONGEST, check=False
     )
