@@ -43,6 +43,8 @@ ELSEWHERE = {
     "Speculation by 'ngram' needs numba": "packages/npu-platform/tests/test_features.py",
     "FLy and quantised heads": "packages/npu-platform/tests/test_features.py, since they are of vLLM 0.33",
     "One kernel a layer": "packages/npu-platform/tests/test_features.py, since it is of vLLM 0.33",
+    "vllm-bnb-plugin packs": "packages/npu-platform/tests/test_features.py, since the plugin is in no environment here",
+    "The experts of vllm-bnb-plugin": "packages/npu-platform/tests/test_features.py, likewise",
     "Heads of the kind": "no such head is small enough to be made here",
     "This device has no graphs": "packages/npu-platform/tests/test_capabilities.py",
     "This device runs compiled models only": "packages/npu-platform/tests/test_capabilities.py",
