@@ -87,7 +87,8 @@ def test_a_route_of_the_server(tmp_path: Path) -> None:
     environ = beside_the_package(tmp_path / "site")
     # vLLM loads such plugins where this names them, and then no others that it does not name
     environ["VLLM_PLUGINS"] = ",".join((*activation.installed_plugins(), "device_memory"))
-    with serve_demo(tmp_path, "--worker-extension-cls", "tests.support.vital_signs.DeviceBytes", **environ) as server:
+    extension = ("--worker-extension-cls", "tests.support.vital_signs.DeviceBytes")
+    with serve_demo(tmp_path, *extension, fresh=True, **environ) as server:  # a fork would not look into PYTHONPATH
         answer = httpx.get(f"{server.url}/device_memory", timeout=60, trust_env=False)
     assert answer.json()["bytes"] > 0
 
