@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from npu_ops.errors import CheckpointError
+from npu_ops.layers.quantization.without_settings import ConfigWithoutSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,33 +44,10 @@ _OF_PACKED = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors", "
 
 
 @register_quantization_config(NAME)
-class NpuBitsAndBytesConfig(QuantizationConfig):
+class NpuBitsAndBytesConfig(ConfigWithoutSettings):
     """Takes checkpoints that say they are bitsandbytes'; vLLM's plugin keeps those for which it is asked by name."""
 
-    @classmethod
-    def get_name(cls) -> Any:
-        """Return the method's name."""
-        return NAME
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Every dtype that the kernels take."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Any: capabilities are CUDA's."""
-        return -1
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: config.json has it."""
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> NpuBitsAndBytesConfig:
-        """Return the configuration, which has no settings: files say of each matrix what it is."""
-        return cls()
+    name = NAME
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None) -> Any:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
 from vllm.model_executor.utils import replace_parameter
 
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import WHOLE
 from npu_ops.layers.quantization.fp8_experts import NpuInt8OnlineMoEMethod
+from npu_ops.layers.quantization.without_settings import ConfigWithoutSettings
 
 ops = torch.ops.npu_ops
 
@@ -50,33 +50,10 @@ class NpuInt8OnlineLinearMethod(OnlineLinearBase):
 
 
 @register_quantization_config(NAME)
-class NpuInt8Config(QuantizationConfig):
+class NpuInt8Config(ConfigWithoutSettings):
     """Every linear layer and expert in int8; embedding and router as they are, the head as NPU_HEAD_BITS says."""
 
-    @classmethod
-    def get_name(cls) -> Any:
-        """Return the method's name."""
-        return NAME
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Every dtype that the kernels take."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Any: capabilities are CUDA's."""
-        return -1
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: the checkpoint is not quantised."""
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> NpuInt8Config:
-        """Return the configuration, which has no settings."""
-        return cls()
+    name = NAME
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a linear layer or mixture of experts."""
