@@ -27,7 +27,7 @@ class BatchCopy(Protocol):
     """Copies pieces on the current stream, which it does not wait for; returns their bytes."""
 
     def __call__(self, parts: Sequence[Pieces], *, to_host: bool) -> int:
-        """Raise RuntimeError where the device refuses; there is a part, maybe without pieces."""
+        """Raise RuntimeError where the device refuses."""
 
 
 def find_batch_copy(device: torch.device, region: HostRegion) -> BatchCopy | None:
@@ -46,9 +46,9 @@ def find_batch_copy(device: torch.device, region: HostRegion) -> BatchCopy | Non
     pin_mmap_region(region)  # cleanup() of the region unpins it
 
     def copy(parts: Sequence[Pieces], *, to_host: bool) -> int:
-        on_device, on_host, sizes = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
-        if not len(sizes):
+        if not any(len(part.sizes) for part in parts):
             return 0
+        on_device, on_host, sizes = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
         source, target = (on_device, on_host) if to_host else (on_host, on_device)
         # What a job loads is written to by nobody meanwhile, so the device may read it at once; what it stores may be
         # written to by steps before it.
