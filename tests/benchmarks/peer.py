@@ -22,9 +22,17 @@ def environ(python: str, threads: int | None = None, *, gnu: bool = False) -> di
 
 
 def kernel_environ(python: str, threads: int) -> dict[str, str]:
-    """Return the same for a process that calls kernels without a worker, which would bind the threads by itself."""
-    places = ",".join(f"{{{core}}}" for core in sorted(os.sched_getaffinity(0))[:threads])
-    return environ(python, threads) | {"OMP_NUM_THREADS": str(threads), "OMP_PLACES": places, "OMP_PROC_BIND": "true"}
+    """Return the same for a process that calls kernels without a worker, which would bind the threads by itself.
+
+    Where Intel's OpenMP is loaded it gets words of its own: torch's is in the process, too, and of those that are for both
+    the first binds the process to one core, after which the other finds no other core and puts all threads there.
+    """
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:threads]]
+    if any("libiomp" in library for library in preloads(python)):
+        bound = {"KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(cores)}]"}
+    else:
+        bound = {"OMP_PLACES": ",".join(f"{{{core}}}" for core in cores), "OMP_PROC_BIND": "true"}
+    return environ(python, threads) | {"OMP_NUM_THREADS": str(threads)} | bound
 
 
 def preloads(python: str) -> list[str]:
