@@ -187,7 +187,8 @@ inline void pack_row(typename RowDot<T>::Packed* out, const X* x, int64_t k) {
 }
 
 template <class T, int R, int M, int Part>
-NPU_INLINE void row_parts(F (&acc)[R][M], const T* const (&w)[R], int64_t j, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t ahead) {
+NPU_INLINE void row_parts(F (&acc)[R][M], const T* const (&w)[R], int64_t j, const typename RowDot<T>::Packed* x, int64_t ldx, int64_t ahead,
+                          int64_t near = 0) {
   using D = RowDot<T>;
   if constexpr (Part < D::kParts) {
     typename D::Vector v[M];
@@ -196,18 +197,20 @@ NPU_INLINE void row_parts(F (&acc)[R][M], const T* const (&w)[R], int64_t j, con
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       if (Part == 0 && ahead) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + ahead, 0, 2);
+      if (Part == 0 && near) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + j) + near, 0, 3);
       typename D::Vector row = D::template part<Part>(w[r] + j);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) acc[r][m] = D::mac(acc[r][m], row, v[m]);
     }
-    row_parts<T, R, M, Part + 1>(acc, w, j, x, ldx, ahead);
+    row_parts<T, R, M, Part + 1>(acc, w, j, x, ldx, ahead, near);
   }
 }
 
 // Adds to acc the products of R rows of w, k elements from w[r] on, by M packed rows (ldx apart). What lies `ahead` bytes further is
-// fetched into L2 meanwhile (0: nothing).
+// fetched into L2 meanwhile (0: nothing), and what lies `near` bytes further into L1.
 template <class T, int R, int M>
-NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx, int64_t k, int64_t ahead) {
+NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx, int64_t k, int64_t ahead,
+                         int64_t near = 0) {
   constexpr int S = RowDot<T>::kStep;
   int64_t j = 0;
 #if defined(__AVX2__) && !defined(NPU_AVX512)
@@ -218,9 +221,9 @@ NPU_INLINE void row_dots(F (&acc)[R][M], const T* const (&w)[R], const typename 
     }
 #endif
   if (ahead)
-    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, ahead);
+    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, ahead, near);
   else
-    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, 0);
+    for (; j + S <= k; j += S) row_parts<T, R, M, 0>(acc, w, j, x + j, ldx, 0, near);
   if (j == k) return;
   T tail[R][S] = {};
   const T* rows[R];
