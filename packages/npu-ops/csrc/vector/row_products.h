@@ -13,7 +13,7 @@ constexpr int kProductBatch = 6;
 #else
 constexpr int kProductBatch = 4;
 #endif
-constexpr int64_t kProductRows = 64;      // weight rows whose sums are kept meanwhile
+constexpr int64_t kProductRows = 192;     // weight rows whose sums are kept meanwhile
 constexpr int64_t kProductAhead = 1024;   // bytes
 
 // Of the packed rows of a pass: L1 keeps them, or, where they meet so many products that L2 is fast enough, L2 does, since a weight row

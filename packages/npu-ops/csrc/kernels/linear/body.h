@@ -38,7 +38,7 @@ constexpr int64_t kFewRows = 18;
 // block of columns; but each part of the rows packs the weights anew.
 constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
 
-constexpr int64_t kGroupRows = 48;  // weight rows of a group: a multiple of what row_products takes at a time
+constexpr int64_t kGroupRows = kProductRows;  // weight rows of a group, at most
 #if defined(NPU_AVX512)
 constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
 #else
