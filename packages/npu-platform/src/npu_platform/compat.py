@@ -10,7 +10,9 @@ has the name, so that the function can go.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import hashlib
 import inspect
 import sys
 import threading
@@ -25,6 +27,7 @@ from npu_platform.host_views import device_view
 
 SUBSTITUTED = {
     "inspect": ("getsourcelines",),
+    "triton.runtime.cache": ("hashlib",),
     "vllm.v1.worker.gpu_model_runner": ("graph_capture",),
     "vllm.v1.worker.gpu_worker": ("kernel_warmup", "warmup_kernels"),
     "vllm.v1.worker.gpu.buffer_utils": ("UvaBuffer",),
@@ -227,6 +230,7 @@ def quick_sources() -> Iterator[None]:
 
 
 _quickly = contextlib.ExitStack()
+atexit.register(_quickly.close)  # of a process that never configures an engine
 
 
 def begin_quick_sources() -> None:
@@ -238,6 +242,30 @@ def begin_quick_sources() -> None:
 def end_quick_sources() -> None:
     """Leave it, if :func:`begin_quick_sources` entered it."""
     _quickly.close()
+
+
+@contextlib.contextmanager
+def known_hash(module: types.ModuleType, digest: str) -> Iterator[None]:
+    """Let Triton's `module` of its cache compute a SHA-256 in pieces as `digest`: that of its library, which is known.
+
+    Why: ``triton_key`` hashes ``libtriton.so``, 460 MB and a second of a processor, in each process that launches a
+    kernel. Nothing else in the module hashes in pieces. Versions: Triton 3.5 to 3.8. Scope: one call of ``triton_key``.
+    """
+    with _substituted(vars(module), "hashlib", _KnownHash(digest)):
+        yield
+
+
+class _KnownHash:
+    """``hashlib``, whose SHA-256 of nothing yet ends as `digest`, whatever is added."""
+
+    def __init__(self, digest: str) -> None:
+        self._of_pieces = types.SimpleNamespace(update=_nothing, hexdigest=lambda: digest)
+
+    def sha256(self, *content: bytes) -> Any:
+        return hashlib.sha256(*content) if content else self._of_pieces
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(hashlib, name)
 
 
 def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:

@@ -31,6 +31,7 @@ from npu_platform.info import registered_ops
 from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
 from npu_platform.sleep_mode import NPUSleepMode
 from npu_platform.start_times import StartTimes
+from npu_platform.triton import build
 from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class NPUWorker(Worker):
         logger.info("npu worker: %s", ledger.text())
         if (problem := ledger.problem()) is not None:
             logger.warning(problem)
+        if (compiled := build.what_was_compiled()) is not None:
+            logger.info("npu worker: %s", compiled)
         logger.info("npu worker: up after %s", self.start_times.text())
         self._say_what_ranks_got()
         return times

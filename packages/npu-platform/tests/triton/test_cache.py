@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import triton
 
-from npu_platform.triton import availability
+from npu_platform.triton import availability, early
 from tests.support.compilers import compilations, noting_compiler
 
 KERNEL = """
@@ -43,6 +46,28 @@ def test_a_second_process_compiles_nothing(folder: Path) -> None:
     assert compilations(folder) == 1
 
 
+SAYING = """
+import logging, runpy, sys
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+from npu_platform.triton import build
+del sys.argv[0]
+runpy.run_path(sys.argv[0])
+print(build.what_was_compiled())
+"""
+
+
+def test_a_process_that_compiles_says_so_at_the_first_kernel_and_how_long_it_took(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    (tmp_path / "saying.py").write_text(SAYING)
+    first, second = (_run(tmp_path, {}, str(tmp_path / "kernel.py"), program="saying.py").stdout for _ in range(2))
+    cache = re.escape(str(tmp_path / "cache"))
+    assert re.search(
+        rf"Compiling Triton kernels that are not in {cache} yet, .*`npu warm`.* The first is fill\.", first
+    )
+    assert re.search(rf"^1 Triton kernels compiled in \d+\.\d s, kept in {cache}$", first, re.MULTILINE)
+    assert second.split() == ["None"]
+
+
 def test_without_a_compiler_what_is_in_the_cache_runs_and_one_sentence_says_what_is_not(folder: Path) -> None:
     none = {"CXX": "no-such-compiler", "PATH": str(folder)}
     assert _run(folder, none).returncode == 0
@@ -60,20 +85,45 @@ def test_an_empty_cache_and_no_compiler_are_told_at_once(tmp_path: Path, monkeyp
     assert "apt install g++, or name one in CXX" in str(availability.missing())
 
 
-def _run(folder: Path, environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, environ: dict[str, str], *arguments: str, program: str = "kernel.py"
+) -> subprocess.CompletedProcess[str]:
     environ = os.environ | environ | {"TRITON_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, folder / "kernel.py", *arguments]
+    command = [sys.executable, folder / program, *arguments]
     return subprocess.run(command, env=environ, check=False, timeout=300, capture_output=True, text=True)
 
 
-def test_the_hash_of_tritons_library_is_there_before_the_first_launch_asks() -> None:
+def test_the_hash_of_tritons_library_is_there_before_the_first_launch_asks(tmp_path: Path) -> None:
+    """What a process hashed the next one takes from the cache; either is what Triton computes by itself."""
     asked = (
+        "import hashlib, sys\n"
         "from npu_platform.triton.early import hash_triton\n"
+        "hashed = []\n"
+        "sys.addaudithook(lambda event, what: event == 'open' and hashed.append(str(what[0])))\n"
         "thread = hash_triton()\n"
         "thread.join()\n"
-        "from triton.runtime.cache import triton_key\n"
-        "assert triton_key.cache_info().misses == 1\n"
-        "triton_key()\n"
-        "assert triton_key.cache_info()[:2] == (1, 1)\n"
+        "from triton.runtime import cache\n"
+        "assert cache.hashlib is hashlib\n"
+        "assert cache.triton_key.cache_info().misses == 1\n"
+        "key = cache.triton_key()\n"
+        "assert cache.triton_key.cache_info()[:2] == (1, 1)\n"
+        "print(sum(name.endswith('libtriton.so') for name in hashed), key)\n"
+        "if sys.argv[1:]: assert cache.triton_key.__wrapped__() == key\n"
     )
-    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
+    environ = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    run = partial(subprocess.run, env=environ, check=True, timeout=120, capture_output=True, text=True)
+    first, second = (run([sys.executable, "-c", asked, *more]).stdout.split() for more in ([], ["compare"]))
+    assert (first[0], second[0]) == ("2", "1")  # opened by us and by Triton, then by Triton alone, who reads it
+    assert first[1:] == second[1:]
+    assert len(list((tmp_path / "npu").glob("libtriton-*.txt"))) == 1
+
+
+def test_a_library_of_triton_that_changed_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_C").mkdir()
+    library = tmp_path / "_C" / "libtriton.so"
+    monkeypatch.setattr(triton, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for content in (b"one", b"other"):
+        library.write_bytes(content)
+        for _ in range(2):
+            assert early._hash_of_library() == hashlib.sha256(content).hexdigest()

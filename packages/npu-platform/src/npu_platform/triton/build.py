@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from npu_platform import config
@@ -23,6 +25,9 @@ _FLAGS = [
     # A program may read memory as another type; a comparison or division need not signal; loops know no errno.
     *("-fno-strict-aliasing", "-fno-trapping-math", "-fno-math-errno"),
 ]
+
+_logger = logging.getLogger("vllm.npu_platform.triton")
+_seconds: list[float] = []  # that each kernel took which this process has compiled
 
 
 def compile_library(source: str, name: str, *, fused: bool) -> bytes:
@@ -38,6 +43,14 @@ def compile_library(source: str, name: str, *, fused: bool) -> bytes:
             "same processor: npu warm -- MODEL."
         )
         raise KernelCompilationError(msg)
+    if not _seconds:
+        _logger.info(
+            "Compiling Triton kernels that are not in %s yet, some 0.2 to 0.5 s each, once for this machine; "
+            "`npu warm` does it before a server starts. The first is %s.",
+            cache_folder(),
+            name,
+        )
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="npu_triton_") as folder:
         path, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         path.write_text(source)
@@ -49,8 +62,16 @@ def compile_library(source: str, name: str, *, fused: bool) -> bytes:
             kept.write_text(source)
             msg = f"{command[0]} could not compile the Triton kernel {name}, kept as {kept}:\n{result.stderr[:4000]}"
             raise KernelCompilationError(msg)
-        _write_once(_record(), _version(compiler).encode())
+        write_once(_record(), _version(compiler).encode())
+        _seconds.append(time.monotonic() - began)
         return library.read_bytes()
+
+
+def what_was_compiled() -> str | None:
+    """Return how many kernels this process has compiled, how long its compiler ran, and where they are kept."""
+    if not _seconds:
+        return None
+    return f"{len(_seconds)} Triton kernels compiled in {sum(_seconds):.1f} s, kept in {cache_folder()}"
 
 
 def load_library(content: bytes) -> ctypes.CDLL:
@@ -59,7 +80,7 @@ def load_library(content: bytes) -> ctypes.CDLL:
     A file that another process is writing is never seen: it gets its name when it is complete.
     """
     path = own_folder() / f"{hashlib.sha256(content).hexdigest()}.so"
-    _write_once(path, content)
+    write_once(path, content)
     return ctypes.CDLL(str(path))
 
 
@@ -96,7 +117,8 @@ def _record() -> Path:
     return own_folder() / f"compiler-{_surroundings()}.txt"
 
 
-def _write_once(path: Path, content: bytes) -> None:
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file of the cache unless it is there; nobody sees a part of it."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import sysconfig
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from npu_platform import compat
+from npu_platform.triton import build
 
 __all__ = ["hash_triton"]
 
@@ -14,14 +22,36 @@ _PLACES = ("triton.runtime.cache", "triton.compiler.compiler")  # the second unt
 def hash_triton() -> threading.Thread | None:
     """Let a thread compute Triton's part of the cache's keys, and return it; None: this Triton keeps it elsewhere.
 
-    It reads all of libtriton.so, 460 MB, for which the first launch waited. Triton keeps
+    It hashes all of libtriton.so, 460 MB, for which the first launch waited. Triton keeps
     what comes out; a launch that comes before it computes it once more.
     """
     for place in _PLACES:
         with contextlib.suppress(ImportError):
-            key = getattr(importlib.import_module(place), "triton_key", None)
+            module = importlib.import_module(place)
+            key = getattr(module, "triton_key", None)
             if hasattr(key, "cache_info"):
-                thread = threading.Thread(target=key, name="npu-triton-key", daemon=True)
+                thread = threading.Thread(target=_compute, args=(module, key), name="npu-triton-key", daemon=True)
                 thread.start()
                 return thread
     return None
+
+
+def _compute(module: ModuleType, key: Callable[[], str]) -> None:
+    """Let Triton compute its key, with the hash of its library from the cache if that is the one that was hashed."""
+    with compat.known_hash(module, _hash_of_library()):
+        key()
+
+
+def _hash_of_library() -> str:
+    """Return the hash of libtriton.so, kept in Triton's cache for this path, size and time of change."""
+    import triton
+
+    extension = sysconfig.get_config_var("EXT_SUFFIX").split(".")[-1]  # as Triton names it
+    library = Path(triton.__file__).parent / "_C" / f"libtriton.{extension}"
+    found = library.stat()
+    this = hashlib.sha256(f"{library}\n{found.st_size}\n{found.st_mtime_ns}".encode()).hexdigest()[:16]
+    kept = build.own_folder() / f"libtriton-{this}.txt"
+    if not kept.exists():
+        with library.open("rb") as file:
+            build.write_once(kept, hashlib.file_digest(file, "sha256").hexdigest().encode())
+    return kept.read_text()
