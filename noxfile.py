@@ -68,7 +68,7 @@ ON_NEXT = (
         *(f"packages/npu-platform/tests/test_{name}.py" for name in ("compat", "v2_seams", "platform", "features")),
         "packages/npu-ops/tests/test_compat.py",
         "tests/e2e/test_tokens.py::test_model[llama]",
-        "tests/e2e/test_v2_runner.py",
+        "tests/e2e/test_runners.py",
     ),
     ("packages/npu-kvconnector/tests/test_connector.py", "packages/npu-statlogger/tests/test_compat.py"),
 )

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import sys
 import types
 import unittest.mock
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from npu_platform import config
 
 __all__ = ["HOSTS", "listing"]
 
@@ -99,6 +102,28 @@ WITNESS = Witness()
 
 def _witness_processor() -> type:
     """Return a logits processor that changes nothing: its construction is in the runner's, its use in the sampler."""
+    return _of_v1() if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0" else _of_v2()
+
+
+def _of_v2() -> type:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class WitnessProcessor(LogitsProcessor):
+        def __init__(self, *_: Any) -> None:
+            WITNESS.note("construction")
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            return True
+
+        def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+            if WITNESS.serving:  # the warm-up of kernels samples, too
+                WITNESS.note("sampling")
+            return logits
+
+    return WitnessProcessor
+
+
+def _of_v1() -> type:
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     class WitnessProcessor(LogitsProcessor):
@@ -161,7 +186,9 @@ def main(command: str, argument: str) -> None:
     modules = [name for name in sys.modules if name.partition(".")[0] in HOSTS]
     device = sys.modules.get("torch.npu")
     where = inspect.getfile(device) if device else None
-    print(json.dumps({"modules": modules, "device": where, "code": listing(), "during": during}))
+    v2 = device is not None and config.chose_v2_runner()
+    seen = {"modules": modules, "device": where, "runner": "V2" if v2 else "V1"}
+    print(json.dumps(seen | {"code": listing(), "during": during}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ print(HAS_TRITON, torch.npu.is_initialized())
 def test_importing_vllm_opens_no_device() -> None:
     """A worker that is forked afterwards chooses its devices: this is a fork of a process that imported it.
 
-    tests/e2e/test_v2_runner.py asks where Triton is there for it.
+    tests/e2e/test_runners.py asks where Triton is there for it.
     """
     done = run_program(ASKED)
     assert done.stdout.split()[-2:] == ["False", "False"], done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The V2 model runner gives the tokens that transformers gives, from Triton kernels and graphs of npu."""
+"""Each of vLLM's model runners gives the tokens that transformers gives, from graphs of npu; V2 from Triton kernels."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7, "max_tokens"
 # shorter and longer than a block and than a chunk, and their edges
 PROMPTS = models.prompt_token_ids([1, 2, 15, 16, 17, 100, 255, 256, 257, 600])
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+RUNNERS = {"V1": {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2": V2}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 1024,
@@ -45,12 +46,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.tiny_llama(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+@pytest.fixture(scope="module", params=RUNNERS)
+def run(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     """Prompts in chunks, the same again from the prefix cache, and seeded sampling twice."""
     greedy = {"prompts": PROMPTS, "sampling": GREEDY}
     seeded = {"prompts": PROMPTS[-3:], "sampling": SEEDED}
-    return run_engine(tmp_path_factory.mktemp("run"), model, [greedy, greedy, seeded, seeded], V2, **ENGINE)
+    return run_engine(
+        tmp_path_factory.mktemp("run"), model, [greedy, greedy, seeded, seeded], RUNNERS[request.param], **ENGINE
+    )
 
 
 def test_greedy_tokens_are_those_of_transformers(model: Path, run: EngineRun) -> None:
@@ -59,10 +62,12 @@ def test_greedy_tokens_are_those_of_transformers(model: Path, run: EngineRun) ->
         assert_greedy(load(model), prompt, output)
 
 
-def test_it_is_the_v2_runner_with_graphs(run: EngineRun) -> None:
+def test_it_is_that_runner_with_graphs(run: EngineRun, request: pytest.FixtureRequest) -> None:
     assert run.platform == "npu"
     assert run.graphs_captured == len(ENGINE["cudagraph_capture_sizes"])
-    assert "npu runs vLLM's V2 model runner" in run.log
+    assert run.runner == request.node.callspec.params["run"]
+    assert f"npu takes vLLM's {run.runner} model runner" in run.log
+    assert ("npu runs vLLM's V2 model runner" in run.log) is (run.runner == "V2")
 
 
 def test_what_comes_from_the_prefix_cache_is_the_same(run: EngineRun) -> None:
@@ -92,3 +97,7 @@ def test_a_second_start_compiles_nothing(model: Path, tmp_path: Path) -> None:
     assert compilations(tmp_path) == compiled
     assert second.tokens(0) == first.tokens(0)
     assert "JIT compilation during inference" not in first.log
+    assert "Compiling Triton kernels that are not in" in first.log
+    assert f"{compiled} Triton kernels compiled in" in first.log
+    assert "Compiling Triton kernels" not in second.log
+    assert "Triton kernels compiled" not in second.log
