@@ -56,6 +56,7 @@ _OTHERS: tuple[Case, ...] = (
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
     Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler", "TRITON_CACHE_DIR": "an-empty-folder"}),
     Case({}, "npu was not Triton's one device when vLLM was imported", _V2 | {"TRITON_BACKENDS_IN_TREE": "1"}),
+    Case({}, "the null device computes nothing", _V2 | {"NPU_DEVICE": "null"}),
     Case({"logits_processors": ["tests.support.few_tokens:FewTokens"]}, "logits processors of V1's class", _V2),
     Case(
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "external_launcher"},

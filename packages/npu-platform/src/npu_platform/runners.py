@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vllm.config import ModelConfig, VllmConfig
 
-__all__ = ["choose", "lacking_in_v2", "without_triton"]
+__all__ = ["choose", "counts_no_tokens", "lacking_in_v2", "without_triton"]
 
 logger = init_logger("vllm.npu_platform.runners")
 
@@ -43,6 +43,12 @@ def lacking_in_v2(vllm_config: VllmConfig) -> list[str]:
     return lacking
 
 
+def counts_no_tokens() -> str | None:
+    """Return why V2 would never end a request here: its device keeps how many tokens that has; None: it would."""
+    null = config.device_choice() == "null"
+    return "The V2 model runner counts tokens on the device, and the null device computes nothing" if null else None
+
+
 def without_triton() -> str | None:
     """Return why vLLM has no Triton kernels for npu in this process; None: it has them."""
     from vllm.triton_utils import HAS_TRITON  # which asks for the platform, and this module is imported with that
@@ -57,6 +63,8 @@ def _against_v2(vllm_config: VllmConfig) -> str | None:
         return missing
     if config.cxx_compiler() is None:  # what a cache holds is of one configuration, and V1 needs none of it
         return "there is no C++ compiler for kernels that are not in the cache"
+    if (counts := counts_no_tokens()) is not None:
+        return counts
     lacking = lacking_in_v2(vllm_config)
     return f"V2 does not have {', '.join(lacking)}" if lacking else None
 

@@ -299,6 +299,8 @@ def _v2_runner(vllm_config: VllmConfig) -> Iterator[str]:
             f"The V2 model runner launches Triton kernels, and {missing}: mend that before vLLM is imported, or unset "
             "VLLM_USE_V2_MODEL_RUNNER."
         )
+    if (counts := runners.counts_no_tokens()) is not None:
+        yield f"{counts}: unset VLLM_USE_V2_MODEL_RUNNER."
     if lacking := runners.lacking_in_v2(vllm_config):
         yield f"vLLM's V2 model runner does not have {', '.join(lacking)}: unset VLLM_USE_V2_MODEL_RUNNER."
 
