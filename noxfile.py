@@ -19,7 +19,8 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_external_run = False
-nox.options.sessions = ["lint", "types", "docs", "unit", "integration", "packaging", "e2e", "next_sample", "report"]
+nox.options.sessions = ["lint", "types", "docs", "unit", "integration", "packaging", "e2e", "v1"]
+nox.options.sessions += ["next_sample", "report"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
@@ -29,14 +30,16 @@ WORKERS = ("-n", "2")
 ONE_MORE = ("-n", "3")  # where tests wait for other processes
 CONFORMANCE_SAMPLE = "0.01"  # of the cases, others for each commit, beside those of the device's own kernels
 MARKED = ("unit", "integration", "packaging", "e2e")  # have tests for the night
-# What `v2` runs on the other model runner: tests of engines, and of caches that the runners hand over.
-ON_V2 = (
+# What `v1` runs on the other model runner, a sample by day and all of it at night: tests of engines, and of caches that
+# the runners hand over.
+SAMPLE_ON_V1 = ("tests/e2e/test_tokens.py", "tests/e2e/test_graph_modes.py")
+ON_V1 = (
     "tests/e2e",
     "tests/integration/test_kv_models.py",
     "tests/integration/test_kv_offload.py",
 )
-# Triton is asked for, and no runner: npu takes V2, and V1 for what V2 does not have.
-RUNNER_OPEN: dict[str, str | None] = {"TRITON_DEFAULT_BACKEND": "npu", "VLLM_USE_V2_MODEL_RUNNER": None}
+# Elsewhere neither variable is set: npu takes V2, and V1 for what V2 does not have.
+RUNNER_V1: dict[str, str | None] = {"TRITON_DEFAULT_BACKEND": None, "VLLM_USE_V2_MODEL_RUNNER": "0"}
 REPORTS = ROOT / ".nox" / "reports"
 # All four packages are there, and the device: a test that would do without one of them fails.
 EVERYTHING: dict[str, str | None] = {"NPU_REQUIRE_DEVICE": "1", "NPU_REQUIRE_OPS": "1"}
@@ -171,14 +174,12 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session
-def v2(session: nox.Session) -> None:
-    """Run tests of engines where npu takes vLLM's V2 runner (nox -s v2 -- tests/e2e/test_tokens.py for some).
+def v1(session: nox.Session) -> None:
+    """Run a sample of the tests of engines on vLLM's V1 runner (nox -s v1 -- tests/e2e/test_lora.py for others).
 
-    All of the day, by default: V2 has nearly all of it, the rest runs on V1 (docs/user_guide/v2_runner.md).
+    All other sessions leave the choice to npu, which is V2 for nearly all of them (docs/user_guide/v2_runner.md).
     """
-    check_machine(session)
-    options = session.posargs or ["-m", "not nightly", *ON_V2]
-    in_workspace(session, "pytest", *options, *WORKERS, "--dist", "loadscope", env=EVERYTHING | PASSIVE | RUNNER_OPEN)
+    run_tests(session, *(session.posargs or SAMPLE_ON_V1), "--dist", "loadscope", env=RUNNER_V1)
 
 
 @nox.session
@@ -265,16 +266,16 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run what the default sessions leave out: tests marked nightly, load, conformance, tiers, the peer, V2."""
+    """Run what the default sessions leave out: tests marked nightly, load, conformance, tiers, the peer, all of V1."""
     for name in MARKED:
         session.notify(name, ["-m", "nightly"])
     session.notify("soak", ["3600"])
+    session.notify("v1", ON_V1)
     for name in (
         "conformance",
         "emulated",
         "arm",
         "peer",
-        "v2",
         "models",
         "examples",
         "ray",

@@ -26,7 +26,14 @@ DRAFTS_OF_V2 = {
 }
 ACCEPTED = {
     "plain": Case({}, "accepted"),
+    "v1": Case({}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
     "v2": Case({}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "triton": Case({"model": "{kimi-linear}"}, "accepted"),
+    "triton-on-v1": Case(
+        {"model": "{olmo-hybrid}"},
+        "accepted",
+        {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_DEFAULT_BACKEND": "npu"},
+    ),
     "v2-drafts": Case({"speculative_config": DRAFTS_OF_V2}, "accepted", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     "dense-invariant": Case({}, "accepted", {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}),
     "ranks-invariant": Case(
@@ -80,7 +87,7 @@ def test_what_asks_for_nothing_of_it_is_accepted(name: str, said: dict[str, str]
 
 def test_sentences_do_not_blame_a_variable_that_nobody_set(said: dict[str, str]) -> None:
     blamed = [name for name, words in said.items() if "unset VLLM_USE_V2_MODEL_RUNNER" in words]
-    assert blamed == [name for name, case in CASES.items() if "VLLM_USE_V2_MODEL_RUNNER" in case.environ]
+    assert blamed == [name for name, case in CASES.items() if case.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"]
 
 
 def sentences() -> Iterator[str]:

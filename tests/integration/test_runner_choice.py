@@ -1,4 +1,4 @@
-"""Which of vLLM's model runners an engine has where Triton is asked for and no runner: V2 if it knows the configuration."""
+"""Which of vLLM's model runners an engine has where the user named none: V2 if it knows the configuration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 pytest.importorskip("triton")
 
+NOTHING: dict[str, str] = {}
 OPEN = {"TRITON_DEFAULT_BACKEND": "npu"}
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 KNOWN = "Triton is there, and V2 knows this configuration"
 PROCESSORS = ("few_tokens", "few_tokens_v2")  # of V1's class and of V2's
 ECHO = {"method": "custom_class", "model": "tests.support.proposers.Echo", "num_speculative_tokens": 2}
 CONFIGURE = """
-import json, sys
+import json, os, sys
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
 from npu_platform import config
@@ -30,6 +32,8 @@ for arguments in json.loads(sys.argv[1]):
     made = EngineArgs(skip_tokenizer_init=True, max_model_len=64, kv_cache_memory_bytes=1 << 24, **arguments)
     made = made.create_engine_config()
     assert made.use_v2_model_runner == config.chose_v2_runner()
+    environ = [os.environ[name] for name in ("VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND") if name in os.environ]
+    assert environ in (["0"], ["0", "npu"], ["0", "nvidia"], ["1", "npu"], ["1"]), environ
     said.append(["V2" if made.use_v2_model_runner else "V1", config.why_this_runner()])
     said[-1].append(made.scheduler_config.async_scheduling)
 print("SAID " + json.dumps(said))
@@ -38,7 +42,12 @@ print("SAID " + json.dumps(said))
 
 def chosen(configurations: list[dict[str, Any]], **environ: str) -> list[list[Any]]:
     """Return the runner of each, one after the other in one process, why, and whether it schedules ahead."""
-    done = run_program(CONFIGURE, json.dumps(configurations), NPU_SIMULATOR_MEMORY="1GiB", **environ)
+    return said_by(CONFIGURE, configurations, **environ)
+
+
+def said_by(program: str, configurations: list[dict[str, Any]], *more: str, **environ: str) -> list[list[Any]]:
+    """Return what the program says of them."""
+    done = run_program(program, json.dumps(configurations), *more, NPU_SIMULATOR_MEMORY="1GiB", **environ)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
     assert line is not None, done.stderr[-3000:]
     said: list[list[Any]] = json.loads(line.removeprefix("SAID "))
@@ -46,13 +55,14 @@ def chosen(configurations: list[dict[str, Any]], **environ: str) -> list[list[An
 
 
 @pytest.mark.nightly
-def test_each_configuration_has_the_runner_that_knows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environ", [NOTHING, OPEN], ids=["nothing", "triton"])
+def test_each_configuration_has_the_runner_that_knows_it(environ: dict[str, str], tmp_path: Path) -> None:
     llama, hybrid = (str(make(tmp_path / make.__name__)) for make in (models.tiny_llama, models.tiny_nemotron_h))
     processors = [{"model": llama, "logits_processors": [f"tests.support.{name}:FewTokens"]} for name in PROCESSORS]
     plain, replayed = {"model": llama}, {"model": hybrid, "use_replayssm": True}
     stages = {"pipeline_parallel_size": 2}
     asked = [plain, plain | {"speculative_config": ECHO}, plain, *processors, replayed, plain | stages]
-    said = chosen([*asked, processors[0] | stages], NPU_SIMULATOR_DEVICES="2", **OPEN)
+    said = chosen([*asked, processors[0] | stages], NPU_SIMULATOR_DEVICES="2", **environ)
     assert [runner for runner, _, _ in said] == ["V2", "V1", "V2", "V1", "V2", "V1", "V2", "V1"]
     assert "V2 does not have speculative method 'custom_class'" in said[1][1]
     assert "V2 does not have logits processors of V1's class (FewTokens is not a subclass" in said[3][1]
@@ -65,8 +75,10 @@ def test_each_configuration_has_the_runner_that_knows_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, ["V1", "the default"]),
-        (OPEN | {"VLLM_USE_V2_MODEL_RUNNER": "0"}, ["V1", "VLLM_USE_V2_MODEL_RUNNER=0"]),
+        (NOTHING, ["V2", KNOWN]),
+        (V1, ["V1", "VLLM_USE_V2_MODEL_RUNNER=0"]),
+        (OPEN | V1, ["V1", "VLLM_USE_V2_MODEL_RUNNER=0"]),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, ["V1", "TRITON_DEFAULT_BACKEND=nvidia"]),
         ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, ["V2", "VLLM_USE_V2_MODEL_RUNNER=1"]),
     ],
 )
@@ -76,8 +88,38 @@ def test_the_users_choice_stays(environ: dict[str, str], expected: list[str], tm
 
 
 @pytest.mark.nightly
-def test_without_a_compiler_it_is_v1(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environ", [NOTHING, OPEN], ids=["nothing", "triton"])
+def test_without_a_compiler_it_is_v1(environ: dict[str, str], tmp_path: Path) -> None:
     """Even where a cache is warm: it has the kernels of one configuration."""
     model = {"model": str(models.tiny_llama(tmp_path / "model"))}
-    ((runner, why, _),) = chosen([model], CXX="no-such-compiler", **OPEN)
+    ((runner, why, _),) = chosen([model], CXX="no-such-compiler", **environ)
     assert (runner, "C++ compiler" in why) == ("V1", True)
+
+
+LATER = """
+import os
+import vllm.entrypoints.llm
+os.environ |= dict([sys.argv[2].split("=")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (NOTHING, "VLLM_USE_V2_MODEL_RUNNER=0", ["V1", "VLLM_USE_V2_MODEL_RUNNER=0"]),
+        (NOTHING, "VLLM_USE_V2_MODEL_RUNNER=1", ["V2", "VLLM_USE_V2_MODEL_RUNNER=1"]),
+    ],
+)
+def test_a_variable_that_is_set_after_vllm_was_imported_counts(
+    before: dict[str, str], after: str, expected: list[str], tmp_path: Path
+) -> None:
+    model = [{"model": str(models.tiny_llama(tmp_path / "model"))}]
+    assert said_by("import sys" + LATER + CONFIGURE, model, after, **before) == [[*expected, True]]
+
+
+def test_where_vllm_was_imported_without_triton_it_is_v1(tmp_path: Path) -> None:
+    """The variable that said so is gone when the engine is made: the modules are as they are."""
+    model = [{"model": str(models.tiny_llama(tmp_path / "model"))}]
+    program = "import os\nimport vllm.entrypoints.llm\ndel os.environ['VLLM_USE_V2_MODEL_RUNNER']\n" + CONFIGURE
+    ((runner, why, _),) = said_by(program, model, **V1)
+    assert (runner, why) == ("V1", "npu was not Triton's one device when vLLM was imported")

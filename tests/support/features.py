@@ -153,12 +153,6 @@ APART: tuple[Apart, ...] = (
         said="async scheduling is only supported with EAGLE/MTP/Draft Model",
     ),
     _apart(
-        "async scheduling",
-        "PP 2",
-        why="vLLM's V1 model runner does not schedule stages ahead",
-        said="pipeline parallelism with async scheduling",
-    ),
-    _apart(
         "states",
         "prefix caching",
         "whole prompts",
@@ -176,7 +170,7 @@ APART: tuple[Apart, ...] = (
     _apart(
         "PP 2",
         _DRAFTED,
-        why="vLLM's V1 model runner asks every stage for the drafter of the last",
+        why="vLLM's model runners draft on one stage only, and ask all for it",
         said="leave out --speculative-config or --pipeline-parallel-size",
     ),
     _apart(

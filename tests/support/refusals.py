@@ -40,16 +40,23 @@ class Case:
 
 _INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "NPU_SIMULATOR_DEVICES": "4"}
 _WITHOUT_OPS = {"VLLM_PLUGINS": "npu"}
-_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+_V1, _V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+_NO_CXX = {"CXX": "no-such-compiler"}
 _BOTH = {"kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
-    Case({"model": "{olmo-hybrid}"}, "OlmoHybridForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
-    Case({"model": "{kimi-linear}"}, "KimiLinearForCausalLM runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu"),
+    Case(
+        {"model": "{olmo-hybrid}"},
+        "OlmoHybridForCausalLM runs Triton kernels, and VLLM_USE_V2_MODEL_RUNNER=0 leaves them out: set TRITON_DEFAULT",
+        _V1,
+    ),
+    Case({"model": "{kimi-linear}"}, r"KimiLinearForCausalLM runs Triton kernels, and there is no C\+\+ comp", _NO_CXX),
     Case({"model": "{of-gpus}"}, r"MiniMaxM3SparseForCausalLM \(vllm.models.minimax_m3\) runs on NVIDIA"),
     Case(
-        {"model": "{mamba}", "use_replayssm": True}, "ReplaySSM runs vLLM's Triton kernels: set TRITON_DEFAULT_BACKEND"
+        {"model": "{mamba}", "use_replayssm": True},
+        "ReplaySSM runs vLLM's Triton kernels, and VLLM_USE_V2_MODEL_RUNNER=0 leaves them out: set TRITON_DEFAULT",
+        _V1,
     ),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "draft on one pipeline stage only"),
@@ -126,7 +133,7 @@ print("SAID " + json.dumps(said))
 
 def cases() -> dict[str, Case]:
     """Return all cases by what asks for them."""
-    settings = [Case(entry["given"], entry["sentence"]) for entry in refused().values()]
+    settings = [Case(entry["given"], entry["sentence"], entry.get("environ", {})) for entry in refused().values()]
     return {_name(case): case for case in [*settings, *_OTHERS]}
 
 

@@ -23,7 +23,8 @@ NEXT: dict[str, list[dict[str, Any]]] = tomllib.loads((ROOT / "tests/integration
 _HEAD = """# Settings of vLLM
 
 What vLLM's settings do on npu. A setting that is not named here works, or is read on the host alone. What is refused
-stops the start with the sentence beside it, which names the way out.
+stops the start with the sentence beside it, which names the way out; what stands behind a variable is refused where that
+is set, as on the V1 model runner, and works otherwise.
 
 Made from `tests/integration/settings.toml`, where every field of vLLM's configuration is, by
 `python -m tests.support.settings_page`.
@@ -66,7 +67,8 @@ def text() -> str:
 def _rows(kind: str, why: str) -> Iterator[str]:
     for entry in TABLE[kind]:
         names = [f"`{name}.{field}`" for name in entry if is_class(name) for field in entry[name]]
-        more = [entry["of"]] if "of" in entry else []
+        more = [f"with `{name}={value}`" for name, value in entry.get("environ", {}).items()]
+        more += [entry["of"]] if "of" in entry else []
         yield f"| {', '.join(more + names)} | {_plain(entry[why])} |\n"
 
 

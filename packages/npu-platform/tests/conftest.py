@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+
+from npu_platform import config
 
 IMPORTED = 100_000  # objects, of which a module's own tests make fewer
 
@@ -18,6 +21,13 @@ def imports_out_of_collections() -> None:
     if len(gc.get_objects()) > IMPORTED:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_runner_chosen() -> Iterator[None]:
+    """Take back the runner that was chosen for a test's configuration: it is in the environment of this process."""
+    yield
+    config.begin_choice_of_runner()
 
 
 @pytest.fixture(scope="session")

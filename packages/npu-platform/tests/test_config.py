@@ -68,6 +68,7 @@ def test_plugin_allow_list() -> None:
 @pytest.fixture
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(config, "_why_runner", None)
+    monkeypatch.setattr(config, "_chosen_for_runner", {})
     for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -75,29 +76,50 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    ("given", "is_open", "chosen"),
+    ("given", "asks", "is_open"),
     [
-        ({}, False, "0"),
-        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, False, "1"),
-        ({"TRITON_DEFAULT_BACKEND": "npu"}, True, None),
-        ({"TRITON_DEFAULT_BACKEND": "npu", "VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "0"),
-        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, False, "0"),
+        ({}, None, True),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, True, False),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, False),
+        ({"TRITON_DEFAULT_BACKEND": "npu"}, True, True),
+        ({"TRITON_DEFAULT_BACKEND": "npu", "VLLM_USE_V2_MODEL_RUNNER": "0"}, True, False),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, False, True),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia", "VLLM_USE_V2_MODEL_RUNNER": "1"}, True, False),
     ],
 )
-def test_the_runner_is_open_where_triton_is_asked_for_and_no_runner(
-    given: dict[str, str], is_open: bool, chosen: str | None, nothing_chosen: pytest.MonkeyPatch
+def test_what_the_user_says_of_triton_and_of_the_runner(
+    given: dict[str, str], asks: bool | None, is_open: bool, nothing_chosen: pytest.MonkeyPatch
 ) -> None:
     for name, value in given.items():
         nothing_chosen.setenv(name, value)
-    config.begin_choice_of_runner()
-    assert (config.is_runner_open(), os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) == (is_open, chosen)
-    config.begin_choice_of_runner()  # the next engine's
-    assert (config.is_runner_open(), os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) == (is_open, chosen)
+    for _ in range(2):  # engines
+        config.begin_choice_of_runner()
+        assert (config.asks_for_triton(), config.is_runner_open()) == (asks, is_open)
+    if asks is False:
+        assert config.what_leaves_triton_out() == "=".join(*given.items())
 
 
-def test_a_runner_chosen_for_an_engine_is_forgotten_with_the_next(nothing_chosen: pytest.MonkeyPatch) -> None:
-    nothing_chosen.setenv("TRITON_DEFAULT_BACKEND", "npu")
-    config.choose_runner(v2=True, why="V2 knows it")
+@pytest.mark.parametrize("given", [{}, {"TRITON_DEFAULT_BACKEND": "npu"}])
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_runner_chosen_for_an_engine_is_forgotten_with_the_next(
+    given: dict[str, str], triton: bool, nothing_chosen: pytest.MonkeyPatch
+) -> None:
+    """What is chosen is in the environment, for processes to come, but is nothing that the user said."""
+    for name, value in given.items():
+        nothing_chosen.setenv(name, value)
+    asked = config.asks_for_triton()
+    config.choose_runner(v2=True, why="V2 knows it", triton=triton)
     assert (config.chose_v2_runner(), config.is_runner_open(), config.why_this_runner()) == (True, False, "V2 knows it")
+    assert os.environ.get("TRITON_DEFAULT_BACKEND") == ("npu" if triton or given else None)
+    assert config.asks_for_triton() is asked
     config.begin_choice_of_runner()
     assert (config.chose_v2_runner(), config.is_runner_open()) == (False, True)
+    assert os.environ.get("TRITON_DEFAULT_BACKEND") == given.get("TRITON_DEFAULT_BACKEND")
+
+
+def test_what_the_user_sets_after_a_choice_is_the_users(nothing_chosen: pytest.MonkeyPatch) -> None:
+    config.choose_runner(v2=True, why="V2 knows it", triton=True)
+    nothing_chosen.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    config.begin_choice_of_runner()
+    assert (config.asks_for_triton(), config.is_runner_open()) == (False, False)
+    assert config.why_this_runner() == "VLLM_USE_V2_MODEL_RUNNER=0"

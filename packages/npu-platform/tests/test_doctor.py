@@ -55,6 +55,27 @@ def test_healthy_environment_has_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
+    ("environment", "detail"),
+    [
+        ({}, "vLLM's V2, or V1 for what V2 does not have"),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, "vLLM's V1: TRITON_DEFAULT_BACKEND=nvidia"),
+        ({"CXX": "no-such-compiler"}, "vLLM's V1: there is no C++ compiler for Triton kernels (apt install g++"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "vLLM's V1, as VLLM_USE_V2_MODEL_RUNNER says"),
+        (
+            {"VLLM_USE_V2_MODEL_RUNNER": "1", "CXX": "no-such-compiler", "TRITON_CACHE_DIR": "/nowhere"},
+            "vLLM's V2, as VLLM_USE_V2_MODEL_RUNNER says, which would be refused: there is no C++ compiler",
+        ),
+    ],
+)
+def test_the_model_runner_is_named(environment: dict[str, str], detail: str) -> None:
+    pytest.importorskip("triton")
+    code, findings = examine(**environment)
+    assert code == 0, problems(findings)
+    runner = next(finding for finding in findings if finding["name"] == "model runner")
+    assert runner["detail"].startswith(detail)
+
+
+@pytest.mark.parametrize(
     ("environment", "sentence", "remedy"),
     [
         pytest.param(

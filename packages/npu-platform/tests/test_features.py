@@ -33,9 +33,11 @@ class LayerWithKernels(LayerWithState):
     has_npu_kernels = True
 
 
-def test_layers_with_a_state_need_kernels():
+def test_layers_with_a_state_need_kernels(monkeypatch):
     refuse_states_without_kernels({"attention": object(), "mixer": LayerWithKernels()}, with_drafts=False)
-    with pytest.raises(UnsupportedFeatureError, match="kind LayerWithState have no npu kernels"):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    said = "kind LayerWithState run vLLM's Triton kernels, and VLLM_USE_V2_MODEL_RUNNER=0 leaves them out: set TRITON"
+    with pytest.raises(UnsupportedFeatureError, match=said):
         refuse_states_without_kernels({"mixer": LayerWithKernels(), "other": LayerWithState()}, with_drafts=False)
 
 
@@ -72,7 +74,8 @@ def test_one_kernel_a_layer_is_refused_where_vllm_has_it():
     assert list(unsupported._kernels(kernels)) == ["One kernel a layer runs on AMD GPUs only: leave out --monokernel."]
 
 
-def test_lookup_of_drafts_needs_numba(monkeypatch):
+def test_lookup_of_drafts_needs_numba_on_v1(monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert list(unsupported._speculation(asked_for())) == [
         "Speculation by 'ngram' needs numba, which vLLM does not install without CUDA: pip install numba."

@@ -34,9 +34,10 @@ ENVIRONMENT: dict[str, str] = {
 """Every environment variable that npu-platform knows, with its meaning."""
 
 _DRIVERS = ("simulator", "null")  # those that are built in
-_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_RUNNER, _BACKEND = "VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND"
 _chose_forks = False
 _why_runner: str | None = None
+_chosen_for_runner: dict[str, str] = {}  # the variables that stand for what was chosen, not for what the user said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +123,11 @@ def is_forced(choice: str) -> bool:
     return choice not in ("auto", "off")
 
 
+def is_of_a_vendor(choice: str) -> bool:
+    """Say whether this choice is the path of a vendor's driver."""
+    return "/" in choice
+
+
 def is_built_in(driver: str) -> bool:
     """Say whether this driver is one of ours, whose devices go on in a forked process."""
     return driver in _DRIVERS
@@ -161,9 +167,17 @@ def cxx_compiler() -> str | None:
     return next(filter(None, map(shutil.which, [named] if named else ["g++", "c++"])), None)
 
 
-def triton_for_vllm() -> bool:
-    """Say whether vLLM is to take its Triton kernels: Triton's own variable chooses npu, or vLLM's the V2 runner."""
-    return os.environ.get("TRITON_DEFAULT_BACKEND") == "npu" or chose_v2_runner()
+def asks_for_triton() -> bool | None:
+    """Say whether the user wants vLLM's Triton kernels, by Triton's variable or by vLLM's; None: neither is set."""
+    said = _said_of_runner()
+    if said.get(_BACKEND) == "npu" or said.get(_RUNNER, "0").strip() not in ("", "0"):
+        return True
+    return False if said else None
+
+
+def what_leaves_triton_out() -> str:
+    """Return the variables by which :func:`asks_for_triton` says no, with their values."""
+    return " and ".join(f"{name}={value}" for name, value in _said_of_runner().items())
 
 
 def chose_v2_runner() -> bool:
@@ -171,35 +185,31 @@ def chose_v2_runner() -> bool:
     return os.environ.get(_RUNNER, "").strip() not in ("", "0")
 
 
-def select_triton_for_vllm() -> None:
-    """Make vLLM take its Triton kernels, by its V2 model runner, unless the user chose how, or that it should not."""
-    if not triton_for_vllm():
-        os.environ.setdefault(_RUNNER, "1")
-
-
 def begin_choice_of_runner() -> None:
-    """Make vLLM choose its V1 model runner unless the user chose: with V2 a first start waits for a compiler.
-
-    With ``TRITON_DEFAULT_BACKEND=npu`` the runner is open, and what was chosen for an engine before is forgotten.
-    """
+    """Forget what was chosen for an engine before; what the user set stays."""
     global _why_runner
-    if _why_runner is not None:
-        os.environ.pop(_RUNNER, None)
-        _why_runner = None
-    if _RUNNER not in os.environ and not triton_for_vllm():
-        choose_runner(v2=False, why="the default")
+    for name, value in _chosen_for_runner.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    _chosen_for_runner.clear()
+    _why_runner = None
 
 
 def is_runner_open() -> bool:
-    """Say whether npu is to choose the runner: Triton's variable asks for its kernels, and vLLM's for no runner."""
-    return _RUNNER not in os.environ and triton_for_vllm()
+    """Say whether neither the user nor npu has chosen a runner."""
+    return _RUNNER not in os.environ
 
 
-def choose_runner(*, v2: bool, why: str) -> None:
-    """Choose the runner for this process and those that it starts, until the next engine's choice begins."""
+def choose_runner(*, v2: bool, why: str, triton: bool = False) -> None:
+    """Choose the runner for this process and those that it starts, until the next engine's choice begins.
+
+    `triton`: vLLM has its Triton kernels in this process, and is to have them in those as well, on either runner.
+    """
     global _why_runner
     _why_runner = why
-    os.environ[_RUNNER] = str(int(v2))
+    chosen = {_RUNNER: str(int(v2))} | ({_BACKEND: "npu"} if triton and not os.environ.get(_BACKEND) else {})
+    os.environ.update(chosen)
+    _chosen_for_runner.update(chosen)
 
 
 def why_this_runner() -> str:
@@ -220,6 +230,12 @@ def use_spawned_workers() -> None:
     """Make vLLM spawn its engine processes after all, unless the user chose."""
     if _chose_forks or "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+
+def _said_of_runner() -> dict[str, str]:
+    """Return what the user set of the two variables; in a spawned process, what was chosen before it as well."""
+    values = ((name, os.environ.get(name)) for name in (_RUNNER, _BACKEND))
+    return {name: value for name, value in values if value and value != _chosen_for_runner.get(name)}
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from npu_platform import activation, config, numa
 from npu_platform.memory_ledger import host_memory
+from npu_platform.triton import availability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -193,6 +194,17 @@ def _platform() -> Iterator[Finding]:
         yield Finding(section, "winner", "not npu: VLLM_PLUGINS does not name it")
     elif not others:
         yield Finding(section, "winner", f"npu, because {decision.reason}")
+        yield Finding(section, "model runner", _model_runner())
+
+
+def _model_runner() -> str:
+    """Return which of vLLM's an engine would have; its configuration may ask for what V2 does not have."""
+    why = availability.why_not_for_vllm() or availability.missing()
+    if config.chose_v2_runner():
+        return "vLLM's V2, as VLLM_USE_V2_MODEL_RUNNER says" + (f", which would be refused: {why}" if why else "")
+    if not config.is_runner_open():
+        return "vLLM's V1, as VLLM_USE_V2_MODEL_RUNNER says"
+    return f"vLLM's V1: {why}" if why else "vLLM's V2, or V1 for what V2 does not have"
 
 
 def _other_platforms() -> list[str]:

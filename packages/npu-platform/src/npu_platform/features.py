@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 
-from npu_platform import compat, config, unsupported
+from npu_platform import compat, runners, unsupported
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ def refuse_states_without_kernels(layers: Mapping[str, object], with_drafts: boo
     kept = [layer for layer in layers.values() if isinstance(layer, MambaBase)]
     kinds = {type(layer).__name__ for layer in kept}
     kinds -= {type(layer).__name__ for layer in kept if getattr(layer, "has_npu_kernels", False)}
-    if kinds and not config.triton_for_vllm():
+    if kinds and (why := runners.without_kernels()) is not None:
         msg = (
-            f"Layers of the kind {', '.join(sorted(kinds))} have no npu kernels: set TRITON_DEFAULT_BACKEND=npu, with "
-            "which they run vLLM's Triton kernels, or serve a model of Mamba, Mamba-2, short convolution or Qwen's "
-            "gated delta net."
+            f"Layers of the kind {', '.join(sorted(kinds))} run vLLM's Triton kernels, and {why}, or serve a model of "
+            "Mamba, Mamba-2, short convolution or Qwen's gated delta net."
         )
         raise UnsupportedFeatureError(msg)
     kinds = {type(layer).__name__ for layer in kept if not getattr(layer, "rolls_back", False)}

@@ -16,6 +16,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from npu_platform import activation, capabilities, compat, config, features, forks, numa, triton_models
 from npu_platform.distributed import choose_executor
 from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.triton import availability
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,7 +50,7 @@ class NPUPlatform(Platform):
         """
         from npu_platform.attention.registration import register_attention_backend
 
-        if config.triton_for_vllm():
+        if availability.for_vllm():
             compat.begin_quick_sources()  # until the first configuration is complete
         register_attention_backend()
 
@@ -138,12 +139,13 @@ class NPUPlatform(Platform):
 
         With an engine, and so without `parser`, which every command of vLLM makes, say that the platform is active.
         """
+        from npu_platform import runners
         from npu_platform.batch_sizes import remember_what_the_user_gave
 
         if parser is None:
             logger.info_once("%s", activation.decide().reason)
-        config.begin_choice_of_runner()
-        if config.triton_for_vllm():
+        runners.begin_choice()
+        if availability.for_vllm():
             triton_models.register_models()
         remember_what_the_user_gave()
 
@@ -157,7 +159,7 @@ class NPUPlatform(Platform):
         from npu_platform.sampling.triton_bodies import register_triton_bodies
         from npu_platform.state_copies import register_state_copies
 
-        if config.triton_for_vllm():
+        if availability.for_vllm():
             compat.begin_quick_sources()  # until the worker is up
         if not config.chose_v2_runner():
             register_triton_bodies()

@@ -9,23 +9,41 @@ from vllm import envs as vllm_envs
 from vllm.logger import init_logger
 
 from npu_platform import config
+from npu_platform.errors import ConfigurationError
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vllm.config import ModelConfig, VllmConfig
 
-__all__ = ["choose", "counts_no_tokens", "lacking_in_v2", "without_triton"]
+__all__ = [
+    "begin_choice",
+    "choose",
+    "counts_no_tokens",
+    "lacking_in_v2",
+    "refuse_several",
+    "without_kernels",
+    "without_triton",
+]
 
 logger = init_logger("vllm.npu_platform.runners")
+
+
+def begin_choice() -> None:
+    """Forget the choice of an engine before; it is V1 where the user chose no runner, and vLLM is to have no Triton."""
+    config.begin_choice_of_runner()
+    why = availability.why_not_for_vllm()
+    if config.is_runner_open() and why is not None:
+        config.choose_runner(v2=False, why=why)
+        vllm_envs.disable_envs_cache()
 
 
 def choose(vllm_config: VllmConfig) -> None:
     """Settle the runner of this configuration's engine and of its processes; the log says which one, and why.
 
-    The user's choice stays (``VLLM_USE_V2_MODEL_RUNNER``). Where Triton was asked for and no runner, it is V2 if that
-    knows the configuration, else V1.
+    The user's choice stays (``VLLM_USE_V2_MODEL_RUNNER``). Otherwise it is V2 where Triton is there and V2 knows the
+    configuration, else V1.
     """
     if config.is_runner_open():
         _settle(vllm_config, _against_v2(vllm_config))
@@ -43,6 +61,17 @@ def lacking_in_v2(vllm_config: VllmConfig) -> list[str]:
     return lacking
 
 
+def refuse_several(v2_of_ranks: Sequence[bool]) -> None:
+    """Raise ConfigurationError unless all ranks have one runner: each host chooses, and one may lack a compiler."""
+    if len(set(v2_of_ranks)) > 1:
+        without = [str(rank) for rank, v2 in enumerate(v2_of_ranks) if not v2]
+        msg = (
+            f"Ranks {', '.join(without)} have vLLM's V1 model runner and the others V2, since their hosts differ (the "
+            "log of each says why): set VLLM_USE_V2_MODEL_RUNNER to the same on every host, 0 for V1."
+        )
+        raise ConfigurationError(msg)
+
+
 def counts_no_tokens() -> str | None:
     """Return why V2 would never end a request here: its device keeps how many tokens that has; None: it would."""
     null = config.device_choice() == "null"
@@ -58,10 +87,18 @@ def without_triton() -> str | None:
     return None if HAS_TRITON else "npu was not Triton's one device when vLLM was imported"
 
 
+def without_kernels() -> str | None:
+    """Return why this engine does not run layers that are Triton kernels, with a way out; None: it does."""
+    if config.asks_for_triton() is False:
+        return f"{config.what_leaves_triton_out()} leaves them out: set TRITON_DEFAULT_BACKEND=npu"
+    why = availability.why_not_for_vllm() or without_triton()
+    return None if why is None else f"{why}: mend that before vLLM is imported"
+
+
 def _against_v2(vllm_config: VllmConfig) -> str | None:
     if (missing := without_triton()) is not None:
         return missing
-    if config.cxx_compiler() is None:  # what a cache holds is of one configuration, and V1 needs none of it
+    if config.cxx_compiler() is None:  # where Triton was asked for, or there was a compiler when the choice began
         return "there is no C++ compiler for kernels that are not in the cache"
     if (counts := counts_no_tokens()) is not None:
         return counts
@@ -71,7 +108,7 @@ def _against_v2(vllm_config: VllmConfig) -> str | None:
 
 def _settle(vllm_config: VllmConfig, against_v2: str | None) -> None:
     why = against_v2 or "Triton is there, and V2 knows this configuration"
-    config.choose_runner(v2=against_v2 is None, why=why)
+    config.choose_runner(v2=against_v2 is None, why=why, triton=without_triton() is None)
     vllm_envs.disable_envs_cache()  # an engine before this one in the process has filled it
     if against_v2 and vllm_config.parallel_config.pipeline_parallel_size > 1:
         vllm_config.scheduler_config.async_scheduling = False  # vLLM thought of V2, which has it with stages

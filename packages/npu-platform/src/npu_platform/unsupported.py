@@ -103,11 +103,8 @@ def _code_for_gpus(model: ModelConfig) -> Iterator[str]:
     written = model.registry.models.get(architecture)
     place = getattr(written, "module_name", "")
     if architecture in triton_models.OF_TRITON:
-        if not config.triton_for_vllm():
-            yield (
-                f"vLLM's code for {architecture} runs Triton kernels: set TRITON_DEFAULT_BACKEND=npu, or serve another "
-                "model."
-            )
+        if (why := runners.without_kernels()) is not None:
+            yield f"vLLM's code for {architecture} runs Triton kernels, and {why}, or serve another model."
     elif place.startswith(_GPU_MODELS) and not place.endswith(".deepseek_v32"):  # which has a part for other devices
         yield f"vLLM's code for {architecture} ({place}) runs on NVIDIA and AMD GPUs only: serve another model."
 
@@ -150,8 +147,8 @@ def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
         if dtype not in ("auto", "float32", str(model.dtype).removeprefix("torch.")):
             option = name.replace("_", "-")
             yield f"States are kept in the model's dtype or in float32 on npu, not in {dtype}: leave out --{option}."
-    if vllm_config.cache_config.use_replayssm and not config.triton_for_vllm():
-        yield "ReplaySSM runs vLLM's Triton kernels: set TRITON_DEFAULT_BACKEND=npu, or leave out --use-replayssm."
+    if vllm_config.cache_config.use_replayssm and (why := runners.without_kernels()) is not None:
+        yield f"ReplaySSM runs vLLM's Triton kernels, and {why}, or leave out --use-replayssm."
     if vllm_config.mamba_config.backend.name != "TRITON":  # the default, which npu-ops' layers do not ask for
         yield "The states of state-space models are updated by npu-ops: leave out --mamba-backend."
     if vllm_config.mamba_config.enable_stochastic_rounding:

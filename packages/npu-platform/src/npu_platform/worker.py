@@ -22,8 +22,8 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa, openmp, plan, sleep_mode, triton_models
-from npu_platform.config import NPUConfig, triton_for_vllm, variables_set
+from npu_platform import batch_invariance, compat, numa, openmp, plan, runners, sleep_mode, triton_models
+from npu_platform.config import NPUConfig, variables_set
 from npu_platform.distributed import host_watch, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
@@ -31,7 +31,7 @@ from npu_platform.info import registered_ops
 from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
 from npu_platform.sleep_mode import NPUSleepMode
 from npu_platform.start_times import StartTimes
-from npu_platform.triton import build
+from npu_platform.triton import availability, build
 from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class NPUWorker(Worker):
         if is_multiprocessing(self.parallel_config) and self.parallel_config.nnodes_within_dp > 1:
             ranks_here = self.parallel_config.local_world_size
             self._hosts = host_watch.join(get_inner_dp_world_group(), ranks_here, host_watch.end_this_process)
+        runners.refuse_several(_of_all_ranks(self.use_v2_model_runner))
         self._stopped = self._watch_for_stops()
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
@@ -115,7 +116,7 @@ class NPUWorker(Worker):
         """
         if self.vllm_config.weight_transfer_config is not None:
             from npu_platform import weight_transfer  # noqa: F401 - registers the engine
-        if triton_for_vllm():
+        if availability.for_vllm():
             if self.use_v2_model_runner:
                 from npu_platform.triton import early
 

@@ -154,14 +154,17 @@ def test_processes_that_compile_the_same_kernel_at_once_share_one_cache(tmp_path
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, False),
+        ({}, True),
+        ({"CXX": "no-such-compiler"}, False),
+        ({"NPU_DEVICE": "/path/to/driver.so"}, False),
+        ({"NPU_DEVICE": "/path/to/driver.so", "TRITON_DEFAULT_BACKEND": "npu"}, True),
         ({"TRITON_DEFAULT_BACKEND": "nvidia"}, False),
         ({"TRITON_DEFAULT_BACKEND": "npu"}, True),
         ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, False),
         ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, True),
     ],
 )
-def test_vllm_has_triton_where_a_variable_says_so(variables, expected, monkeypatch):
+def test_vllm_has_triton_unless_it_is_left_out_or_could_not_run(variables, expected, monkeypatch):
     from npu_platform.triton.driver import NPUDriver
 
     assert NPUDriver.is_active()

@@ -20,12 +20,13 @@ def test_it_needs_a_model(capsys):
     ("environ", "sentence"),
     [
         ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "VLLM_USE_V2_MODEL_RUNNER=0 serves without Triton kernels"),
+        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, "TRITON_DEFAULT_BACKEND=nvidia serves without Triton kernels"),
         ({"CXX": "no-such-compiler"}, "there is no C++ compiler (apt install g++, or name one in CXX)"),
     ],
 )
 def test_a_problem_is_told_with_the_way_out(environ, sentence, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)
+    for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

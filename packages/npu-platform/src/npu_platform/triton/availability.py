@@ -1,8 +1,9 @@
-"""Whether Triton kernels can run here: the device is there, and so is a compiler."""
+"""Whether Triton kernels can run here: the device is there, and so is a compiler; and whether vLLM takes its own."""
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import logging
 import sys
@@ -10,6 +11,12 @@ import sys
 from npu_platform import config
 from npu_platform.triton import build
 
+__all__ = ["TRITON_RANGE", "for_vllm", "is_active", "missing", "why_not_for_vllm"]
+
+TRITON_RANGE = ("3.5", "4")
+"""The versions of Triton that vLLM takes unasked: at least the first, below the second; those of the extra."""
+_DISTRIBUTIONS = ("triton", "pytorch-triton")
+_NOT_INSTALLED = 'Triton is not installed (pip install "npu-platform[triton]")'
 _NO_COMPILER = (
     "there is no C++ compiler (apt install g++, or name one in CXX), and no cache of kernels that `npu warm` has "
     "filled for this processor"
@@ -19,14 +26,60 @@ _NO_COMPILER = (
 def is_active() -> bool:
     """Say whether this is the driver for Triton, or for vLLM, which asks by the same function when it is imported.
 
-    vLLM takes Triton kernels in many places once it has a driver. The V1 runner needs none of them here, since all that
-    it launches has a body of its own, and a process would wait for the compiler at its start. So for vLLM it is active
-    where a variable asks for it: ``VLLM_USE_V2_MODEL_RUNNER=1``, or Triton's own ``TRITON_DEFAULT_BACKEND=npu``, which
-    leaves the runner to :mod:`npu_platform.runners`.
+    vLLM takes Triton kernels in many places once it has a driver, and its V2 runner is made of them. For vLLM it is
+    active unless the user leaves Triton out or it could not run: :func:`for_vllm`. Which runner an engine has is
+    chosen later, by :mod:`npu_platform.runners`.
     """
     if not _asked_by_vllm():
         return _has_device() and _has_kernels()
-    return config.triton_for_vllm() and _is_platform() and _has_kernels()
+    return _is_platform() and for_vllm() and _has_kernels()
+
+
+def for_vllm() -> bool:
+    """Say whether vLLM is to take its Triton kernels, by its V2 runner or beside V1: asked for, or by default."""
+    return why_not_for_vllm() is None
+
+
+def why_not_for_vllm() -> str | None:
+    """Return why vLLM is not to take its Triton kernels; None: it is.
+
+    Where a variable asks for them they are to be taken, whatever is missing, which is then said; unasked only where
+    nothing is: a start that could compile no kernel would be worse than one of the V1 runner, which needs none.
+    """
+    asked = config.asks_for_triton()
+    if asked is not None:
+        return None if asked else config.what_leaves_triton_out()
+    if config.is_of_a_vendor(config.device_choice()):
+        return "Triton kernels are compiled for the host, not for this device (TRITON_DEFAULT_BACKEND=npu runs them)"
+    if (unfit := _unfit()) is not None:
+        return unfit
+    if config.cxx_compiler() is None:  # what a cache holds is of one configuration, and V1 needs none of it
+        return "there is no C++ compiler for Triton kernels (apt install g++, or name one in CXX)"
+    return None
+
+
+@functools.cache
+def _unfit() -> str | None:
+    """Return what is wrong with the package triton, with the way out; None: nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return _NOT_INSTALLED
+    low, high = TRITON_RANGE
+    version = next(filter(None, map(_version, _DISTRIBUTIONS)), None)
+    if version is not None and _numbers(low) <= _numbers(version) < _numbers(high):
+        return None
+    return f'Triton {version} is not of the supported range >={low},<{high} (pip install "npu-platform[triton]")'
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: 3.5.0+git1 gives (3, 5)."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
 
 
 @functools.cache
@@ -62,7 +115,7 @@ def _has_kernels() -> bool:
 def missing() -> str | None:
     """Return what is not there for Triton kernels, with the way to get it; None: nothing."""
     if importlib.util.find_spec("triton") is None:
-        return 'Triton is not installed (pip install "npu-platform[triton]")'
+        return _NOT_INSTALLED
     return None if build.is_ready() else _NO_COMPILER
 
 

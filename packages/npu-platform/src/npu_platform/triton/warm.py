@@ -47,7 +47,6 @@ def run(*, as_json: bool, served: Sequence[str], ready_timeout: float) -> int:
     """Fill the cache for ``vllm serve`` with these arguments and print what was done; return 0 if all went well."""
     report = Report()
     say: Callable[[str], object] = (lambda _: None) if as_json else _say
-    config.select_triton_for_vllm()
     report.problem = _problem()
     if report.problem is None:
         began = time.monotonic()
@@ -86,12 +85,12 @@ def _problem() -> str | None:
     decision = activation.decide()
     if not decision.activate:
         return f"{decision.reason} {decision.remedy or ''} (`npu doctor` shows every step.)"
-    if not config.triton_for_vllm():
+    if config.asks_for_triton() is False:
         return (
-            "VLLM_USE_V2_MODEL_RUNNER=0 serves without Triton kernels: nothing to compile. Unset it, or set "
-            "TRITON_DEFAULT_BACKEND=npu beside it for the V1 runner with them."
+            f"{config.what_leaves_triton_out()} serves without Triton kernels: nothing to compile. Unset it, or set "
+            "TRITON_DEFAULT_BACKEND=npu, with VLLM_USE_V2_MODEL_RUNNER=0 for the V1 runner with them."
         )
-    missing = availability.missing()
+    missing = availability.missing() or availability.why_not_for_vllm()
     return None if missing is None else f"Triton kernels cannot be compiled: {missing}."
 
 
