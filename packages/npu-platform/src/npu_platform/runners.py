@@ -66,8 +66,8 @@ def refuse_several(v2_of_ranks: Sequence[bool]) -> None:
     if len(set(v2_of_ranks)) > 1:
         without = [str(rank) for rank, v2 in enumerate(v2_of_ranks) if not v2]
         msg = (
-            f"Ranks {', '.join(without)} have vLLM's V1 model runner and the others V2, since their hosts differ (the "
-            "log of each says why): set VLLM_USE_V2_MODEL_RUNNER to the same on every host, 0 for V1."
+            f"Not all ranks have the same of vLLM's model runners, V1 is that of {', '.join(without)}: the log of each "
+            "host says why. Set VLLM_USE_V2_MODEL_RUNNER to the same on every host, 0 for V1."
         )
         raise ConfigurationError(msg)
 
