@@ -16,7 +16,7 @@ import pytest
 from vllm.utils.network_utils import get_open_port
 
 from npu_platform.demo import MODEL
-from npu_platform.demo.server import Server
+from npu_platform.demo.server import Server, ServerError
 from tests.support.clients import ask_until_it_fails
 from tests.support.faults_page import EVENT, PATIENCE
 from tests.support.server import READY_TIMEOUT, metric, until
@@ -73,8 +73,13 @@ def network() -> Iterator[Network]:
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path, network: Network, *arguments: str) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
-    """Serve the demo model on this host and on one called "second", each of which starts half of the ranks."""
+def two_hosts(
+    folder: Path, network: Network, *arguments: str, **of_second: str
+) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
+    """Serve the demo model on this host and on one called "second", each of which starts half of the ranks.
+
+    `of_second`: further variables of the second's.
+    """
     nodes = ("--nnodes", "2", "--master-addr", network.here, "--master-port", str(get_open_port()), *SMALL, *arguments)
     environ = os.environ | {"NPU_SIMULATOR_DEVICES": "1", "NPU_SIMULATOR_MEMORY": "1GiB"}
     there, here = (environ | network.environ(second=second) for second in (True, False))
@@ -83,7 +88,9 @@ def two_hosts(folder: Path, network: Network, *arguments: str) -> Iterator[tuple
     second = [*inside, *serve, *nodes, "--node-rank", "1"]
     first = Server(MODEL, *nodes, "--node-rank", "0", log=folder / "first.log", environment=here)
     with (folder / "second.log").open("wb") as log, first:
-        process = subprocess.Popen(second, env=there, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            second, env=there | of_second, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             first.wait_until_ready(READY_TIMEOUT)
             yield first, process
@@ -114,6 +121,18 @@ def test_the_second_host_ends_with_the_first(network: Network, tmp_path: Path) -
     with two_hosts(tmp_path, network, "--pipeline-parallel-size", "2") as (server, second):
         assert server.stop()
         assert second.wait(2 * PATIENCE) is not None
+
+
+def test_hosts_that_choose_other_runners_are_told(network: Network, tmp_path: Path) -> None:
+    """As where only one of them has a C++ compiler."""
+    arguments = ("--tensor-parallel-size", "2")
+    with pytest.raises(ServerError), two_hosts(tmp_path, network, *arguments, VLLM_USE_V2_MODEL_RUNNER="0"):
+        pass
+    for name in ("first", "second"):
+        assert (
+            "Not all ranks have the same of vLLM's model runners, V1 is that of 1:"
+            in (tmp_path / f"{name}.log").read_text()
+        )
 
 
 def _dies(server: Server, kill: Callable[[], None]) -> None:
