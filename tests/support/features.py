@@ -187,15 +187,6 @@ APART: tuple[Apart, ...] = (
         said="Adapters have no npu kernels for quantised experts: leave out --enable-lora",
     ),
     _apart(
-        "sliding window|states",
-        "draft model",
-        why="vLLM wants the layers of a drafter in one group of the cache, which these models have several of",
-        said="All drafting layers should belong to the same kv cache group",
-    ),
-    _apart(
-        "images", "draft model", why="vLLM drafts by a model without M-RoPE only", said="does not support M-RoPE yet"
-    ),
-    _apart(
         "latent attention",
         "int8 cache",
         why="latents have no scale by head",
