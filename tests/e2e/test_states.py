@@ -20,6 +20,7 @@ PROMPTS = models.prompt_token_ids([23, 1, 2, 3, 64, 65, 150, 5, 17, 100])
 # Conversations that go on, and part: two share as many tokens as two blocks of any of these models hold.
 SHARED, *TAILS = models.prompt_token_ids([290, 9, 40], seed=1)
 FIRST, SECOND = [SHARED + TAILS[0]], [SHARED + TAILS[1], SHARED + TAILS[0] + TAILS[1]]
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enable_prefix_caching": True,  # which vLLM leaves off where all layers keep states
@@ -70,11 +71,17 @@ def test_states_of_prefixes_are_cached(name: str, runs: dict[str, tuple[Path, En
             assert_greedy(reference, prompt, output)
 
 
-@pytest.mark.parametrize("settings", [{"block_size": 64}, {"enable_prefix_caching": False}], ids=["blocks", "off"])
-def test_other_blocks_and_none(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [({"block_size": 64}, {}), ({"enable_prefix_caching": False}, {}), ({"block_size": 64}, V1)],
+    ids=["blocks", "off", "V1"],
+)
+def test_other_blocks_and_none(settings: dict[str, Any], environ: dict[str, str], tmp_path: Path) -> None:
+    """V1 copies states by a body of npu's, V2 by vLLM's own kernels."""
     model = models.tiny_granite_hybrid(tmp_path / "model")
     rounds = [{"prompts": prompts, "sampling": {"temperature": 0.0, "max_tokens": NEW}} for prompts in (FIRST, SECOND)]
-    run = run_engine(tmp_path, model, rounds, **ENGINE | settings)
+    run = run_engine(tmp_path, model, rounds, environ, **ENGINE | settings)
+    assert run.runner == "V1" or not environ
     assert (max(output["cached"] for output in run.rounds[1]) > 0) == ("block_size" in settings)
     for prompt, output in zip(SECOND, run.tokens(1), strict=True):
         assert_greedy(load(model), prompt, output)
