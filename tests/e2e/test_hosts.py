@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +17,7 @@ from npu_platform.demo import MODEL
 from npu_platform.demo.server import Server, ServerError
 from tests.support.clients import ask_until_it_fails
 from tests.support.faults_page import EVENT, PATIENCE
+from tests.support.network import Network, second_network
 from tests.support.server import READY_TIMEOUT, metric, until
 
 if TYPE_CHECKING:
@@ -29,47 +28,15 @@ pytestmark = pytest.mark.nightly
 SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
 
 
-@dataclass(frozen=True)
-class Network:
-    """A cable to a namespace: its ends have an address and a device each."""
-
-    name: str
-    here: str = "10.254.77.1"
-    there: str = "10.254.77.2"
-
-    def cut(self) -> None:
-        """Let nothing through any more, as where a host has no power."""
-        subprocess.run(["ip", "link", "set", f"{self.name}a", "down"], check=True)
-
-    def environ(self, *, second: bool) -> dict[str, str]:
-        """Return what tells vLLM and gloo the address and the device of one end."""
-        address, end = (self.there, "b") if second else (self.here, "a")
-        return {"VLLM_HOST_IP": address, "GLOO_SOCKET_IFNAME": f"{self.name}{end}"}
-
-
 @pytest.fixture
 def network() -> Iterator[Network]:
     """Make a network namespace; skips where that takes rights that this user has not."""
-    made = Network(f"npu{os.getpid()}")
-    name, mask = made.name, "/30"
-    steps = (
-        f"link add {name}a type veth peer name {name}b netns {name}",
-        f"addr add {made.here}{mask} dev {name}a",
-        f"link set {name}a up",
-        f"-n {name} addr add {made.there}{mask} dev {name}b",
-        f"-n {name} link set {name}b up",
-        f"-n {name} link set lo up",
-    )
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], check=False).returncode:
-        pytest.skip("network namespaces need the program ip, and CAP_SYS_ADMIN")
-    try:
-        for step in steps:
-            subprocess.run(["ip", *step.split()], check=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(second_network())
+        except PermissionError as error:
+            pytest.skip(str(error))
         yield made
-    finally:
-        # The cable first: with its namespace it would go some time later.
-        subprocess.run(["ip", "link", "del", f"{name}a"], check=False)
-        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @contextlib.contextmanager
@@ -83,7 +50,9 @@ def two_hosts(
     nodes = ("--nnodes", "2", "--master-addr", network.here, "--master-port", str(get_open_port()), *SMALL, *arguments)
     environ = os.environ | {"NPU_SIMULATOR_DEVICES": "1", "NPU_SIMULATOR_MEMORY": "1GiB"}
     there, here = (environ | network.environ(second=second) for second in (True, False))
-    inside = ["ip", "netns", "exec", network.name, "unshare", "--uts", "sh", "-c", 'hostname second && exec "$@"', "sh"]
+    # Processes of its own, too: those of the first host do not see them.
+    apart = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+    inside = ["ip", "netns", "exec", network.name, *apart, "sh", "-c", 'hostname second && exec "$@"', "sh"]
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--headless"]
     second = [*inside, *serve, *nodes, "--node-rank", "1"]
     first = Server(MODEL, *nodes, "--node-rank", "0", log=folder / "first.log", environment=here)
@@ -115,6 +84,15 @@ def test_a_host_without_power_is_given_up(network: Network, tmp_path: Path) -> N
     """Nothing comes from it any more, not even the end of its connections."""
     with two_hosts(tmp_path, network, "--tensor-parallel-size", "2") as (server, _):
         _dies(server, network.cut)
+
+
+def test_a_host_that_stands_still_is_given_up(network: Network, tmp_path: Path) -> None:
+    """All its processes are stopped, as in a machine that is: its system still answers for its connections."""
+    with two_hosts(tmp_path, network, "--tensor-parallel-size", "2") as (server, second):
+        _dies(server, lambda: os.killpg(second.pid, signal.SIGSTOP))
+        assert "says nothing for 15 s: the ranks here, and the engine, end" in server.log.read_text()
+        os.killpg(second.pid, signal.SIGCONT)
+        assert second.wait(2 * PATIENCE) is not None
 
 
 def test_the_second_host_ends_with_the_first(network: Network, tmp_path: Path) -> None:

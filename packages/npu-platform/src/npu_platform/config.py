@@ -52,7 +52,8 @@ class NPUConfig:
     """Where sleep mode keeps what it will need again, in files without a name; None: in the host's memory."""
     stopped_seconds: int | None = 5
     """After so long a process that is stopped (SIGSTOP) is ended, and with it its engine; so is an engine whose program
-    or server is gone. None: they are waited for."""
+    or server is gone, and after three times as long one of several hosts that hears nothing of another. None: they are
+    waited for."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the rules."""

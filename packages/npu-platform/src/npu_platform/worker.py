@@ -92,11 +92,13 @@ class NPUWorker(Worker):
                 self.device.index,  # of a platform out of tree, groups take their device from it
                 current_platform.dist_backend,
             )
+        beats: list[socket.socket] = []
         if is_multiprocessing(self.parallel_config) and self.parallel_config.nnodes_within_dp > 1:
-            ranks_here = self.parallel_config.local_world_size
-            self._hosts = host_watch.join(get_inner_dp_world_group(), ranks_here, host_watch.end_this_process)
+            group, ranks_here = get_inner_dp_world_group(), self.parallel_config.local_world_size
+            self._hosts = host_watch.join(group, ranks_here, host_watch.end_this_process)
+            beats = host_watch.connect(group, ranks_here)
         runners.refuse_several(_of_all_ranks(self.use_v2_model_runner))
-        self._stopped = self._watch_for_stops()
+        self._stopped = self._watch_for_stops(beats)
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
@@ -221,17 +223,22 @@ class NPUWorker(Worker):
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
 
-    def _watch_for_stops(self) -> stop_watch.StopWatch | None:
-        """Let the first rank of a host look after the engine and its ranks there; all ranks call this."""
+    def _watch_for_stops(self, beats: list[socket.socket]) -> stop_watch.StopWatch | None:
+        """Let the first rank of a host look after the engine and its ranks there; all ranks call this.
+
+        `beats`: connections to other hosts, on which the watches of both hear whether the other is stopped.
+        """
         parallel, seconds = self.parallel_config, self.npu_config.stopped_seconds
         mine = stop_watch.here(parallel.data_parallel_index)
         ranks = stop_watch.on_my_host(mine, _of_all_ranks(mine))
         theirs = stop_watch.belongs_to_an_engine() or parallel.use_ray
         if seconds is None or not theirs or mine.process != ranks[0]:
+            for beat in beats:
+                beat.close()
             return None
         engine = [os.getppid()] if is_multiprocessing(parallel) else []
         starter = 0 if parallel.use_ray else stop_watch.starter_of((*engine, mine.process)[0])
-        return stop_watch.StopWatch([*engine, *ranks], seconds, starter)
+        return stop_watch.StopWatch([*engine, *ranks], seconds, starter, beats)
 
     def _end_if_nobody_hears(self, error: Exception) -> None:
         """End this rank on an error in a step for which another one answers.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,26 +15,35 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from npu_platform.distributed.stop_watch import Place, StopWatch, here, on_my_host, starter_of
+from npu_platform.distributed.stop_watch import SILENCES, Place, StopWatch, here, on_my_host, starter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 2
+Processes = list[subprocess.Popen[bytes]]
+
+
+@contextlib.contextmanager
+def engine() -> Iterator[Processes]:
+    """Run two processes, as an engine and its rank."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
-def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes, as an engine and its rank."""
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) for _ in range(2)]
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
+def pair() -> Iterator[Processes]:
+    with engine() as processes:
+        yield processes
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_stopped_process_is_ended_and_the_other_is_not(which: int, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_a_stopped_process_is_ended_and_the_other_is_not(which: int, pair: Processes) -> None:
     watch = StopWatch([process.pid for process in pair], SECONDS)
     os.kill(pair[which].pid, signal.SIGSTOP)
     assert pair[which].wait(30) == -signal.SIGKILL
@@ -42,7 +53,7 @@ def test_a_stopped_process_is_ended_and_the_other_is_not(which: int, pair: list[
     watch.close()
 
 
-def test_a_process_that_goes_on_in_time_is_left_alone(pair: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_goes_on_in_time_is_left_alone(pair: Processes) -> None:
     watch = StopWatch([process.pid for process in pair], 3 * SECONDS)
     os.kill(pair[1].pid, signal.SIGSTOP)
     time.sleep(1)
@@ -54,6 +65,43 @@ def test_a_process_that_goes_on_in_time_is_left_alone(pair: list[subprocess.Pope
     watch.close()
     assert select.select([ended], (), (), 0)[0]
     os.close(ended)
+
+
+def two_hosts(one: Processes, other: Processes, seconds: int = 1) -> list[StopWatch]:
+    """Start the watches of two hosts, which hear of each other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
+    return [
+        StopWatch([process.pid for process in processes], seconds, hosts=[connection])
+        for processes, connection in zip((one, other), connections, strict=True)
+    ]
+
+
+def test_the_ranks_beside_a_watch_end_when_the_other_host_is_silent(
+    pair: Processes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its watch stands still with all else there: the system still holds the connection, and nothing comes."""
+    with engine() as elsewhere:
+        one, other = two_hosts(pair, elsewhere)
+        assert not one.has_ended(2 * SILENCES), "each hears the other"
+        assert [process.poll() for process in pair] == [None] * 2
+        os.kill(other.process, signal.SIGSTOP)
+        assert pair[1].wait(30) == -signal.SIGKILL
+        assert pair[0].poll() is None, "the engine sees that its rank has died, and ends by itself"
+        os.kill(other.process, signal.SIGCONT)
+        for watch in (one, other):
+            watch.close()
+    assert f"npu: host 127.0.0.1 says nothing for {SILENCES} s" in capfd.readouterr().err
+
+
+def test_a_watch_that_has_ended_is_not_one_that_stands_still(pair: Processes) -> None:
+    """As where an engine ends, or where one host is started with other settings."""
+    with engine() as elsewhere:
+        one, other = two_hosts(pair, elsewhere)
+        other.close()
+        assert not one.has_ended(SILENCES + 2)
+        assert [process.poll() for process in pair] == [None] * 2
+        one.close()
 
 
 def test_the_watch_is_not_among_the_children_that_a_server_kills() -> None:

@@ -33,19 +33,27 @@ GRACE = 5.0  # seconds for an orderly end
 def join(group: GroupCoordinator, ranks_per_host: int, when_gone: Callable[[str], None]) -> HostWatch | None:
     """Connect the first rank of each host with rank 0; all ranks of the group call this. Others than those get None.
 
-    `when_gone` is called once, in a thread, with the name of the host. Raises OSError where a host cannot reach the
-    first one within a minute.
+    `when_gone` is called once, in a thread, with the name of the host. Raises OSError as :func:`connect`.
+    """
+    connections = connect(group, ranks_per_host)
+    return HostWatch(connections, when_gone) if connections else None
+
+
+def connect(group: GroupCoordinator, ranks_per_host: int) -> list[socket.socket]:
+    """Return connections of the first rank of each host with rank 0; all ranks of the group call this.
+
+    Others than those have none. Raises OSError where a host cannot reach the first one within a minute.
     """
     hosts = group.world_size // ranks_per_host
     listener = _listener(hosts) if group.rank_in_group == 0 else None
     address = group.broadcast_object(listener and listener.getsockname()[:2], src=0)
     if group.rank_in_group % ranks_per_host:
-        return None
+        return []
     if listener is None:
-        return HostWatch([socket.create_connection(address, CONNECT_SECONDS)], when_gone)
+        return [socket.create_connection(address, CONNECT_SECONDS)]
     with listener:
         listener.settimeout(CONNECT_SECONDS)
-        return HostWatch([listener.accept()[0] for _ in range(hosts - 1)], when_gone)
+        return [listener.accept()[0] for _ in range(hosts - 1)]
 
 
 def end_this_process(host: str) -> None:

@@ -4,6 +4,9 @@ vLLM sees when a process of an engine has died. One that stands still is waited 
 ``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``, an engine for ever, while ``/health`` says 200. And an engine waits for requests
 for ever, with all its memory, where the process that started it was killed. None of them can say so itself:
 a small process beside them looks at their states in /proc. It is this file, run by itself, and imports nothing else.
+
+A host that is stopped as a whole, and this process with it, keeps its connections: its system answers for it. So the
+processes of an engine's hosts send each other a byte at each look, and one that hears nothing ends the ranks beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
 __all__ = ["Place", "StopWatch", "belongs_to_an_engine", "here", "look_after", "on_my_host", "starter_of"]
 
 LOOK_SECONDS = 1.0
+SILENCES = 3
+"""How many times as long another host may be silent as a process may be stopped, which is seen and not guessed."""
+_BEAT = b"."
 _STOPPED = "T"  # a debugger's stop is "t"
 _ENGINE = "VLLM::EngineCor"  # as much of its title as the system keeps
 
@@ -66,13 +74,24 @@ class StopWatch:
     children for its name first, and hangs for ever where one ends just then, as this does in an engine's end.
     """
 
-    def __init__(self, processes: Sequence[int], seconds: int, starter: int = 0) -> None:
-        """Start it; it ends who stands still for so many seconds, and the first when its starter is gone as long."""
-        command = [sys.executable, "-I", "-S", __file__, str(seconds), str(starter), *map(str, processes)]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as parent:  # noqa: S603
+    def __init__(
+        self, processes: Sequence[int], seconds: int, starter: int = 0, hosts: Sequence[socket.socket] = ()
+    ) -> None:
+        """Start it; it ends who stands still for so many seconds, and the first when its starter is gone as long.
+
+        `hosts`: connections to the watches of other hosts, which are its own from now on. Where one of them is silent,
+        all processes but the first, the engine, are ended.
+        """
+        beats = [host.fileno() for host in hosts]
+        numbers = (seconds, starter, len(beats), *beats, *processes)
+        command = [sys.executable, "-I", "-S", __file__, *map(str, numbers)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, pass_fds=beats) as parent:  # noqa: S603
             assert parent.stdout is not None
             self.process = int(parent.stdout.readline())
             self._descriptor = os.pidfd_open(self.process)
+        for host in hosts:
+            host.close()
 
     def has_ended(self, timeout: float = 0.0) -> bool:
         """Say whether it has ended, or does within so many seconds."""
@@ -85,12 +104,12 @@ class StopWatch:
         os.close(self._descriptor)
 
 
-def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None:
+def look_after(processes: Sequence[int], seconds: int, starter: int = 0, hosts: Sequence[socket.socket] = ()) -> None:
     """Kill each of the processes that is found stopped so many times in a row, a second apart.
 
     The first is asked to end when its starter (0: none) has been gone for as many looks, and killed after twice as
-    many. Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole
-    server, that was stopped may go on.
+    many; the others are killed when one of `hosts` has been silent for `SILENCES` times as many. Returns when the first
+    of them has ended. Looks are counted and not time, so that a machine, or a whole server, that was stopped may go on.
     """
     watched: dict[int, int] = {}
     with contextlib.suppress(ProcessLookupError):
@@ -98,6 +117,7 @@ def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None
             watched[os.pidfd_open(process)] = process
     found = dict.fromkeys(watched, 0)
     first, alone = next(iter(watched), None), 0
+    others = [Host(host) for host in hosts]
     while first in watched:
         for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
             del watched[ended]
@@ -113,6 +133,56 @@ def look_after(processes: Sequence[int], seconds: int, starter: int = 0) -> None
                     _say(f"npu: process {starter} is gone, which started the engine {process}: it is ended")
                 if alone in (seconds, 2 * seconds):
                     _send(descriptor, signal.SIGTERM if alone == seconds else signal.SIGKILL)
+        _listen(others, SILENCES * seconds, watched.keys() - {first})
+
+
+def _listen(hosts: Sequence[Host], looks: int, ranks: AbstractSet[int]) -> None:
+    """Kill the ranks when one of the hosts has been silent at so many looks."""
+    for host in hosts:
+        if host.silent_for() == looks:
+            _say(f"npu: host {host.name} says nothing for {looks} s: the ranks here, and the engine, end")
+            for rank in ranks:
+                _send(rank, signal.SIGKILL)
+
+
+class Host:
+    """Another host, to whose watch this one is connected."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Speak and listen without waiting."""
+        self.name = ""
+        with contextlib.suppress(OSError):  # it has ended before
+            self.name = str(connection.getpeername()[0])
+        self._connection: socket.socket | None = connection
+        self._silent = 0
+        connection.setblocking(False)
+
+    def silent_for(self) -> int:
+        """Send it a byte, and return at how many looks in a row none came; 0 for ever when its watch has ended."""
+        if self._connection is None:
+            return 0
+        self._silent += 1
+        try:
+            self._connection.send(_BEAT)
+        except BlockingIOError:  # it has not taken thousands
+            pass
+        except OSError:
+            return self._ended()
+        try:
+            heard = self._connection.recv(1 << 16)
+        except BlockingIOError:
+            return self._silent
+        except OSError:
+            return self._ended()
+        self._silent = 0
+        return 0 if heard else self._ended()
+
+    def _ended(self) -> int:
+        """Leave it to others (``host_watch``) that the host is gone."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        return 0
 
 
 def _send(descriptor: int, number: signal.Signals) -> None:
@@ -136,11 +206,11 @@ def _say(message: str) -> None:
     sys.stderr.flush()
 
 
-def _main(seconds: int, starter: int, *processes: int) -> None:
+def _main(seconds: int, starter: int, hosts: int, *numbers: int) -> None:
     """Look after them in a child, which is nobody's once this process has told which it is and ended."""
     child = os.fork()
     if child == 0:
-        look_after(processes, seconds, starter)
+        look_after(numbers[hosts:], seconds, starter, [socket.socket(fileno=beat) for beat in numbers[:hosts]])
         return
     sys.stdout.write(f"{child}\n")
 
