@@ -15,6 +15,7 @@ LONG = (
     "test_disaggregated",
     "test_dtypes",
     "test_faults",
+    "test_layouts",
     "test_quantized",
     "test_settings",
     "test_soak",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ from tests.support import models
 from tests.support.clients import ask_until_it_fails
 from tests.support.engine_run import run_engine
 from tests.support.faults_page import EVENT, PATIENCE
+from tests.support.ray_nodes import two_nodes
 from tests.support.server import metric, serve_demo, until
 from tests.support.transformers_reference import assert_greedy, load
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.nightly
-# Under `uv run` Ray would make an environment of its own for its workers. It reads this where it is imported.
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+pytest.importorskip("ray", reason="pip install npu-platform[ray]")
 NEW = 6
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -32,19 +30,6 @@ ENGINE: dict[str, Any] = {
     "distributed_executor_backend": "ray",
 }
 VARIABLES = {"NPU_SIMULATOR_MEMORY": "1GiB", "NPU_NUM_THREADS": "1"}
-
-
-@contextlib.contextmanager
-def two_nodes() -> Iterator[tuple[str, Any]]:
-    """Run a cluster of two nodes; yield its address and the second one."""
-    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="pip install npu-platform[ray]")
-    node = {"num_cpus": 2, "resources": {"NPU": 1}, "object_store_memory": 100 << 20, "include_dashboard": False}
-    made = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-    second = made.add_node(**node)
-    try:
-        yield made.address, second
-    finally:
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -15,25 +17,40 @@ from tests.support import models, quantized
 from tests.support.adapters import adapter
 from tests.support.engine_run import run_engine
 from tests.support.launched_run import run_launched
+from tests.support.network import Network, second_network
+from tests.support.ray_nodes import two_nodes
 from tests.support.replicas_run import run_replicas
+from tests.support.servers_run import run_hosts, run_servers
 from tests.support.transformers_reference import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["CASES", "KINDS", "LAYOUTS", "ONE_DEVICE", "REFUSED", "Kind", "Layout", "Workshop", "refusal"]
+__all__ = ["CASES", "KINDS", "LAYOUTS", "ONE_DEVICE", "REFUSED", "How", "Kind", "Layout", "Workshop", "refusal"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Engine arguments, how many devices they take and who starts the ranks; `changes` to the model's configuration."""
+    """Engine arguments, how many devices they take and who starts the ranks; `changes` to the model's configuration.
+
+    `starts`: the engine, its replicas (behind vLLM's own balancer), a launcher, servers (behind a balancer of the
+    user's), hosts, or Ray. Servers and hosts have half of the devices each.
+    """
 
     engine: dict[str, Any] = field(default_factory=dict)
     devices: int = 2
     starts: str = "engine"
     changes: dict[str, Any] = field(default_factory=dict)
     of_experts: bool = False
+
+
+@dataclass(frozen=True)
+class How:
+    """What changes how an engine computes, and no token: engine arguments, and variables of its processes."""
+
+    engine: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,7 @@ class Kind:
 
 
 _EXPERTS = {"enable_expert_parallel": True}
+_BY_RAY = {"distributed_executor_backend": "ray"}
 ONE_DEVICE = Layout(devices=1)
 LAYOUTS: dict[str, Layout] = {
     "TP 2": Layout({"tensor_parallel_size": 2}),
@@ -62,6 +80,14 @@ LAYOUTS: dict[str, Layout] = {
         changes={"num_key_value_heads": 1},
     ),
     "TP 2, external launcher": Layout({"tensor_parallel_size": 2}, starts="launcher"),
+    "EP over DP 2, external balancer": Layout(_EXPERTS, starts="servers", of_experts=True),
+    "EP over DP 4, hybrid balancer": Layout(_EXPERTS, devices=4, starts="servers", of_experts=True),
+    "TP 2 on two hosts": Layout({"tensor_parallel_size": 2}, starts="hosts"),
+    "PP 2 on two hosts": Layout({"pipeline_parallel_size": 2}, starts="hosts"),
+    "DP 2 on two hosts": Layout({"data_parallel_size": 2}, starts="hosts"),
+    "EP over DP 2 on two hosts": Layout({"data_parallel_size": 2} | _EXPERTS, starts="hosts", of_experts=True),
+    "TP 2, Ray": Layout({"tensor_parallel_size": 2} | _BY_RAY, starts="ray"),
+    "PP 2, Ray": Layout({"pipeline_parallel_size": 2} | _BY_RAY, starts="ray"),
 }
 """Names are those of docs/reference/layouts.md."""
 
@@ -82,9 +108,9 @@ KINDS: dict[str, Kind] = {
 """The latent and the recurrent model have experts, too."""
 
 REFUSED: dict[tuple[str, str], str] = {
-    (".*PP 2", "draft model"): "leave out --speculative-config or --pipeline-parallel-size",
+    (".*PP 2.*", "draft model"): "leave out --speculative-config or --pipeline-parallel-size",
     # of four layers the first two are without attention, and so is the first stage
-    (".*PP 2", "states"): "Workers disagree on supported KV cache layouts",
+    (".*PP 2.*", "states"): "Workers disagree on supported KV cache layouts",
     ("EP over TP 2, DP 2", "latent attention"): "latent attention and experts are on ranks of both kinds",
     (".*DCP 2", "draft model"): "The cache of what drafts is not shared out among context-parallel ranks",
     (".*DCP 2", "states"): "States are not shared out among context-parallel ranks",
@@ -100,6 +126,8 @@ CASES = [
 _PROMPTS = [prompt * 2 for prompt in models.prompt_token_ids([60, 17, 1, 12, 43, 21, 5, 80], seed=3)]
 _ADAPTED = (1, 3, 4)  # which of the prompts go with the adapter
 _NEW = 8
+_FORK = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+_OF_A_NODE = {"NPU_SIMULATOR_MEMORY": "2GiB", "NPU_NUM_THREADS": "1"}
 _ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -129,36 +157,55 @@ class Workshop:
         """Begin with nothing made."""
         self._folder = folder
         self._known: dict[str, list[list[int]]] = {}
+        self._held = contextlib.ExitStack()
 
-    def on_one_device(self, layout: str, kind: str) -> list[list[int]]:
+    def close(self) -> None:
+        """End the second host and Ray's nodes, if they were made."""
+        self._held.close()
+
+    def on_one_device(self, layout: Layout, kind: str) -> list[list[int]]:
         """Return what one device says to the prompts, with the model that this layout has."""
-        name = json.dumps([kind, LAYOUTS[layout].changes])
+        name = json.dumps([kind, layout.changes])
         if name not in self._known:
-            one = Layout(devices=1, changes=LAYOUTS[layout].changes)
-            self._known[name] = self._ask(one, KINDS[kind], self._folder / "one")
+            one = Layout(devices=1, changes=layout.changes)
+            self._known[name] = self._ask(one, KINDS[kind], self._folder / "one", How())
         return self._known[name]
 
-    def on_several(self, layout: str, kind: str, folder: Path) -> list[list[int]]:
-        """Return what the layout says to the prompts."""
-        return self._ask(LAYOUTS[layout], KINDS[kind], folder)
+    def on_several(self, layout: Layout, kind: str, folder: Path, how: How | None = None) -> list[list[int]]:
+        """Return what the layout says to the prompts.
 
-    def _ask(self, layout: Layout, kind: Kind, folder: Path) -> list[list[int]]:
+        Raises ImportError and PermissionError where Ray is not there, or this user cannot make a second host.
+        """
+        return self._ask(layout, KINDS[kind], folder, how or How())
+
+    def _ask(self, layout: Layout, kind: Kind, folder: Path, how: How) -> list[list[int]]:
         model = self._checkpoint(kind, layout.changes)
         plain = self._plain(kind, layout.changes)
-        engine = json.loads(json.dumps(_ENGINE | kind.engine | layout.engine).replace("{folder}", str(plain)))
+        asked = _ENGINE | kind.engine | layout.engine | how.engine
+        engine = json.loads(json.dumps(asked).replace("{folder}", str(plain)))
         lora = self._lora(kind, plain)
-        if layout.starts == "replicas":
-            per_replica = engine.get("tensor_parallel_size", 1)
-            run = run_replicas(
-                folder, model, _PROMPTS, offline=False, new=_NEW, lora=lora, devices=2 * per_replica, **engine
-            )
-            return run.tokens
-        devices = {"NPU_SIMULATOR_DEVICES": str(layout.devices), "NPU_SIMULATOR_MEMORY": "2GiB"}
         rounds = [{"prompts": _PROMPTS, "sampling": {"temperature": 0.0, "max_tokens": _NEW}, "lora": lora}]
+        devices = {"NPU_SIMULATOR_DEVICES": str(layout.devices), "NPU_SIMULATOR_MEMORY": "2GiB"} | how.environ
+        of_all = {"new": _NEW, "devices": layout.devices, "environ": how.environ} | engine
+        if layout.starts == "replicas":
+            return run_replicas(folder, model, _PROMPTS, offline=False, lora=lora, **of_all).tokens
+        if layout.starts == "servers":
+            return run_servers(folder, model, _PROMPTS, replicas=layout.devices // 2, **of_all)
+        if layout.starts == "hosts":
+            each = {"devices": layout.devices // 2, "environ": how.environ} | engine
+            return run_hosts(folder, model, rounds, self._second_host, **each)
         if layout.starts == "launcher":
             return run_launched(folder, model, rounds, devices, ranks=layout.devices, **engine)
-        environ = devices | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+        environ = {"RAY_ADDRESS": self._cluster, **_OF_A_NODE} if layout.starts == "ray" else devices | _FORK
         return run_engine(folder, model, rounds, environ, **engine).tokens(0)
+
+    @functools.cached_property
+    def _second_host(self) -> Network:
+        return self._held.enter_context(second_network())
+
+    @functools.cached_property
+    def _cluster(self) -> str:
+        return self._held.enter_context(two_nodes())[0]
 
     def _lora(self, kind: Kind, plain: Path) -> list[str | None] | None:
         if not kind.adapted:

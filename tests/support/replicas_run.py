@@ -13,10 +13,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.engine_run import adapter_request
 from tests.support.vllm_process import run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ def run_replicas(
     replicas: int = 2,
     devices: int | None = None,
     lora: list[str | None] | None = None,
+    environ: dict[str, str] | None = None,
     **engine: Any,
 ) -> ReplicasRun:
     """Answer `prompts` in turn by the `replicas`, on `devices` software NPUs in all, greedily with `new` tokens.
@@ -54,12 +58,12 @@ def run_replicas(
     said = {"offline": offline, "engine": engine, "replicas": replicas, "prompts": prompts, "new": new}
     said |= {} if lora is None else {"lora": lora}
     scenario.write_text(json.dumps(said))
-    environ = {
+    defaults = {
         "NPU_SIMULATOR_DEVICES": str(devices or replicas),
         "NPU_SIMULATOR_MEMORY": "2GiB",
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     }
-    done = run_module("tests.support.replicas_run", scenario, result, **environ)
+    done = run_module("tests.support.replicas_run", scenario, result, **defaults | (environ or {}))
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-6000:]
     return ReplicasRun(json.loads(result.read_text()), log)
@@ -85,20 +89,40 @@ def _serve(
     new: int,
     lora: list[str | None] | None = None,
 ) -> list[list[int]]:
+    return answered(engine | {"data_parallel_size": replicas}, prompts, new, lora, replicas=replicas)
+
+
+def answered(
+    engine: dict[str, Any],
+    prompts: list[list[int]],
+    new: int,
+    lora: list[str | None] | None = None,
+    *,
+    replicas: int = 1,
+    before_the_end: Callable[[], Any] = lambda: None,
+) -> list[list[int]]:
+    """Return what an asynchronous engine says to all prompts at once, each of which goes to the next of its `replicas`.
+
+    1: they go where its balancer sends them.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     async def answer(llm: AsyncLLM, number: int) -> list[int]:
         prompt, adapter = {"prompt_token_ids": prompts[number]}, lora[number] if lora else None
-        options = {"data_parallel_rank": number % replicas, "lora_request": adapter_request(adapter)}
+        options: dict[str, Any] = {"lora_request": adapter_request(adapter)}
+        if replicas > 1:
+            options["data_parallel_rank"] = number % replicas
         async for output in llm.generate(prompt, _sampling(new), f"request-{number}", **options):
             last = output
         return list(last.outputs[0].token_ids)
 
     async def answer_all() -> list[list[int]]:
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine, data_parallel_size=replicas))
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine))
         try:
-            return await asyncio.gather(*(answer(llm, number) for number in range(len(prompts))))
+            said = await asyncio.gather(*(answer(llm, number) for number in range(len(prompts))))
+            await asyncio.to_thread(before_the_end)
+            return said
         finally:
             llm.shutdown()
 
