@@ -37,6 +37,12 @@ _TAIL = """
 - Latent attention and states are of models that have experts as well (DeepSeek-V2, Qwen3-Next). The draft model is the model itself.
 - With EP over TP and DP together, ranks share the tokens out before the experts (vLLM's sequence parallelism).
 - The external launcher is torchrun: each rank is a process that the user starts, with `distributed_executor_backend="external_launcher"`.
+- Behind an external or a hybrid balancer there are two servers, which share experts: of one replica each, or of two.
+- Two hosts are two network namespaces, of which the second has a name of its own; there `vllm serve --headless` starts half of the
+  ranks, or of the replicas. Ray starts them on two of its nodes.
+
+In CI these layouts, and more that are made of them, run as a pairwise sample with both runners, three modes of graphs and both ways of
+scheduling (`tests/support/layout_sample.py`).
 """
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
