@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL",
+    "BITSANDBYTES",
     "DEMO",
     "NVFP4_RANGE",
     "WIDEST",
@@ -38,6 +39,7 @@ __all__ = [
     "Rounding",
     "awq",
     "awq_tensors",
+    "bitsandbytes",
     "compressed",
     "exact_model",
     "fp8_blocks",
@@ -60,7 +62,10 @@ WIDEST = 2.0  # no weight of the model is larger
 NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest value
 # Formats whose activations npu leaves as they are, whatever the checkpoint says.
 _WHOLE_ACTIVATIONS = ("mxfp4-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized")
-LINEAR = re.compile(r"\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+_proj\.weight$")
+_NF4 = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0]
+_NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+BITSANDBYTES = ("NF4", "int8")
+LINEAR = re.compile(r"\.(self_attn|(mlp|feed_forward)(\.experts\.\d+)?)\.\w+_proj\.weight$")
 ALL = r".*_proj$"  # of these layers
 
 
@@ -158,10 +163,13 @@ def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
 
 
-def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = DEMO) -> Path:
+def compressed(
+    folder: Path, schemes: dict[str, dict[str, Any]], model: Path = DEMO, *, names_the_others: bool = False
+) -> Path:
     """compressed-tensors: a scheme (weights, input_activations, format) for the layers that match each pattern.
 
-    Of another model than the demo one, layers that match no pattern stay as they are.
+    Of another model than the demo one, layers that match no pattern stay as they are. The checkpoint has the pattern, or
+    with `names_the_others` says that all linear layers are quantised but for those that it names, as llm-compressor does.
     """
     head = "lm_head" in schemes
     made = {pattern: QuantizationScheme(targets=[f"re:{pattern}"], **scheme) for pattern, scheme in schemes.items()}
@@ -199,6 +207,10 @@ def compressed(folder: Path, schemes: dict[str, dict[str, Any]], model: Path = D
         "quantization_status": "compressed",
         "ignore": [] if head else ["lm_head"],
     }
+    if names_the_others:
+        ((pattern, _),) = made.items()
+        config["ignore"] += kept(model, pattern)
+        groups["group_0"]["targets"] = ["Linear"]
     formats = {scheme.format for scheme in made.values()}
     config["format"] = formats.pop() if len(formats) == 1 else "mixed-precision"
     inputs = {
@@ -267,6 +279,35 @@ def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return code[..., ::2] | code[..., 1::2] << 4, (exponent.squeeze(-1) + 127).to(torch.uint8), exact.flatten(-2)
 
 
+def bitsandbytes(folder: Path, form: str, model: Path = DEMO) -> Path:
+    """bitsandbytes: NF4 in blocks of 64 along the rows, two values an octet, or int8 with a scale for each row."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        if form == "int8":
+            scale = weight.float().abs().amax(1)
+            q = (weight.float() * (127 / scale)[:, None]).round().to(torch.int8)
+            stored = {"weight": q, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+            return {f"{name}.{key}": tensor for key, tensor in stored.items()}, q.float() * scale[:, None] / 127
+        blocks = weight.float().view(-1, 64)
+        scale = blocks.abs().amax(1)
+        table = torch.tensor(_NF4)
+        codes = (blocks[..., None] / scale[:, None, None] - table).abs().argmin(-1)
+        pairs = codes.view(-1, 2)
+        said = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+        stored = {
+            "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8),
+            "weight.absmax": scale,
+            "weight.quant_map": table,
+            "weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(said).encode()], dtype=torch.uint8),
+        }
+        return {f"{name}.{key}": tensor for key, tensor in stored.items()}, (table[codes] * scale[:, None]).view_as(
+            weight
+        )
+
+    config = {"quant_method": "bitsandbytes", f"load_in_{4 if form == 'NF4' else 8}bit": True}
+    return save(folder, write, config, model=model)
+
+
 def online_int8(folder: Path) -> Path:
     """The model unquantised, and what `npu_int8` makes of it."""
 
@@ -289,6 +330,7 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
             if not re.match(target, name):
                 continue
             place = re.escape(name[max(0, name.find("layers.")) :])  # what goes before has other names with images
+            place = re.sub(r"(?<=layers\\\.)\d+(?=\\\.shared_)", r"\\d+", place)  # stored once
             scales = [value for key, value in stored.items() if re.search(rf"{place}(\..*)?\.input_scale$", key)]
             scale = torch.stack(scales).max() if scales else None  # of experts the largest
             rounds = rounding_of(args, scale, stored.get(f"{name}.input_zero_point"))
