@@ -7,6 +7,7 @@ rounds activations where the format does. tests/e2e/test_formats.py asks.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CASES", "FORMATS", "KINDS", "LAYERS", "REFUSED", "Format", "Workshop", "refusal"]
 
-LAYERS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj|mlp\.experts(\.\d+\.\w+_proj)?)$"
+_MLP = r"(mlp|feed_forward)"
+LAYERS = rf".*layers\.\d+\.(shared_transformer\.)?(self_attn\.[qkvo]_proj|{_MLP}\.\w+_proj|{_MLP}\.experts(\.\d+\.\w+_proj)?)$"
 """What is quantised: attention's projections, the MLP's, the experts'; states' and images' layers stay as they are."""
 
 
@@ -36,9 +38,20 @@ class Format:
     engine: dict[str, Any] = field(default_factory=dict)
 
 
+_OF_VLLM = r"model(\.layers\.\d+)?\.(qkv_proj|o_proj|feed_forward\.(gate_up|down)_proj)$"
+"""Names of vLLM's for the same layers where it has them without those of their parts."""
+_NAMED_OTHERWISE = ("jamba", "falcon_h1", "zamba2")
+
+
 def _compressed(weights: dict[str, Any], form: str, inputs: dict[str, Any] | None = None) -> Format:
     scheme = {"weights": weights, "format": form} | ({"input_activations": inputs} if inputs else {})
-    return Format(lambda folder, model: quantized.compressed(folder, {LAYERS: scheme}, model))
+
+    def make(folder: Path, model: Path) -> Path:
+        kind = json.loads((model / "config.json").read_text())["model_type"]
+        # whose layers vLLM asks for by other names, which a pattern of them does not match
+        return quantized.compressed(folder, {LAYERS: scheme}, model, names_the_others=kind in _NAMED_OTHERWISE)
+
+    return Format(make)
 
 
 _INTEGERS: dict[str, Any] = {"type": "int", "symmetric": True}
@@ -58,7 +71,10 @@ FORMATS: dict[str, Format] = {
     "fp8, blocks": Format(lambda folder, model: quantized.fp8_blocks(folder, model, LAYERS)),
     "fp8, online": Format(
         lambda folder, model: quantized.online(folder, _NONE, LAYERS, _NONE, model, LAYERS),
-        {"quantization": "online", "quantization_config": {"targets": {f"re:{LAYERS}": "fp8_per_channel"}}},
+        {
+            "quantization": "online",
+            "quantization_config": {"targets": {f"re:({LAYERS}|{_OF_VLLM})": "fp8_per_channel"}},
+        },
     ),
     "MXFP8": _compressed(
         {"num_bits": 8, "strategy": "group", "group_size": 32, **_FLOATS} | _SCALES_OF_8, "mxfp8-quantized"
@@ -85,10 +101,19 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "latent attention": models.tiny_deepseek_v2,
     # four heads of keys, so that all projections have whole blocks of 128
     "states": lambda folder: models.tiny_granite_hybrid(folder, num_key_value_heads=4),
+    # those that have their own code in vLLM; with groups of heads that make whole blocks
+    "Jamba": lambda folder: models.tiny_jamba(folder, num_key_value_heads=4),
+    "Falcon-H1": lambda folder: models.tiny_falcon_h1(folder, num_key_value_heads=4),
+    "Zamba 2": models.tiny_zamba2,
     "images": lambda folder: multimodal.tiny_qwen2_5_vl(folder, num_key_value_heads=4),
 }
-REFUSED: dict[tuple[str, str], str] = {}
-"""A format and a kind -> what the engine says at start."""
+REFUSED: dict[tuple[str, str], str] = {
+    # vLLM's code of these two does not leave out what GPTQ stores of an order that it has not, and takes the shared MLP's
+    # adapters, whose names begin with that of its projection, for quantised
+    ("GPTQ", "Jamba"): "_g_idx' for checkpoint weight",
+    ("GPTQ", "Zamba 2"): "gate_up_proj_adapter_list.0.A.weight' in Zamba2ForCausalLM",
+}
+"""A format and a kind -> what the engine, here vLLM itself, says at start."""
 
 CASES = [(form, kind) for form in FORMATS for kind in KINDS]
 _ENGINE: dict[str, Any] = {

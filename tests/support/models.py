@@ -32,12 +32,14 @@ __all__ = [
     "tiny_classifier",
     "tiny_deepseek_v2",
     "tiny_deepseek_v3",
+    "tiny_falcon_h1",
     "tiny_gemma2",
     "tiny_gemma3",
     "tiny_glm4_moe",
     "tiny_gpt2",
     "tiny_gpt_oss",
     "tiny_granite_hybrid",
+    "tiny_jamba",
     "tiny_llama",
     "tiny_mixtral",
     "tiny_modernbert",
@@ -45,6 +47,7 @@ __all__ = [
     "tiny_qwen3",
     "tiny_qwen3_moe",
     "tiny_sorter",
+    "tiny_zamba2",
     "with_tokenizer",
 ]
 
@@ -297,6 +300,58 @@ def tiny_granite_hybrid(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
         "tie_word_embeddings": False,
     }
     return _save(transformers.GraniteMoeHybridConfig(**_SHAPE | special | changes), folder, seed, _widen_states)
+
+
+def tiny_jamba(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Jamba: Mamba with norms of its own, attention without positions in one layer of two, experts in one of two."""
+    special = {
+        "head_dim": 32,  # what vLLM computes from the others
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 16,
+        "tie_word_embeddings": False,
+    }
+    return _save(transformers.JambaConfig(**_SHAPE | special | changes), folder, seed, _widen_states)
+
+
+def tiny_falcon_h1(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Falcon-H1: attention and Mamba-2 beside each other in each layer, with multipliers."""
+    special = {
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 32,
+        "mamba_chunk_size": 32,
+        "key_multiplier": 0.7,
+        "ssm_out_multiplier": 0.8,
+        "attention_out_multiplier": 0.9,
+        "tie_word_embeddings": False,
+    }
+    return _save(transformers.FalconH1Config(**_SHAPE | special | changes), folder, seed, _widen_states)
+
+
+def tiny_zamba2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Zamba 2: Mamba-2, and in one layer of two a transformer that all of these share, with adapters of their own."""
+    special = {
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "num_mem_blocks": 1,
+        "mamba_ngroups": 1,
+        "mamba_d_state": 32,
+        "mamba_expand": 2,
+        "n_mamba_heads": 8,
+        "chunk_size": 32,
+        "num_key_value_heads": 8,
+        "attention_head_dim": 64,
+        "adapter_rank": 16,
+        "tie_word_embeddings": True,
+    }
+    return _save(transformers.Zamba2Config(**_SHAPE | special | changes), folder, seed, _widen_states)
 
 
 def tiny_nemotron_h(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from npu_platform import unsupported
 from npu_platform.errors import UnsupportedFeatureError
-from npu_platform.features import choose_loader, find_unquantised_states, refuse_states_without_kernels
+from npu_platform.features import choose_loader, refuse_states_without_kernels
 
 
 class LayerWithState(MambaBase):
@@ -113,13 +113,3 @@ def test_what_the_plugin_for_bitsandbytes_cannot_do():
     assert said(torch.float32, load_in_8bit=True) == ""
     assert said(torch.bfloat16) == ""
     assert "leave out --quantization, or pass npu_int8" in said(torch.bfloat16, moe=True)
-
-
-@pytest.mark.parametrize("field", ["modules_to_not_convert", "ignored_layers", "exclude_modules"])
-def test_state_space_layers_are_found_that_a_checkpoint_leaves_unquantised(field):
-    config = SimpleNamespace(**{field: ["model.layers.0.mamba.in_proj", "model.layers.1.mamba*", "lm_head"]})
-    for _ in range(2):  # each process asks the platform
-        find_unquantised_states(SimpleNamespace(quant_config=config))
-    named = ["model.layers.0.mixer.in_proj", "model.layers.1.mixer*"]
-    assert getattr(config, field) == ["model.layers.0.mamba.in_proj", "model.layers.1.mamba*", "lm_head", *named]
-    find_unquantised_states(SimpleNamespace(quant_config=None))

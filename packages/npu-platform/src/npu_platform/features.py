@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, get_args
@@ -124,18 +123,6 @@ def choose_loader(vllm_config: VllmConfig) -> None:
     except ValueError:  # which vLLM raises for a name that nobody registered
         return
     load.load_format = method
-
-
-def find_unquantised_states(vllm_config: VllmConfig) -> None:
-    """Let the names of state-space layers that a checkpoint leaves unquantised be found.
-
-    Granite 4, Jamba, Falcon-H1 and Zamba 2 have them as `mamba`; vLLM has the weights so, too, and asks for `mixer`.
-    """
-    for field in ("modules_to_not_convert", "ignored_layers", "exclude_modules"):
-        names = getattr(vllm_config.quant_config, field, None)
-        if isinstance(names, list):
-            asked_for = [re.sub(r"\.mamba\b", ".mixer", name) for name in names]
-            setattr(vllm_config.quant_config, field, [*dict.fromkeys(names + asked_for)])
 
 
 def disable_fusion_passes(vllm_config: VllmConfig) -> None:

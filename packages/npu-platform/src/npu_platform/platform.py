@@ -13,7 +13,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from npu_platform import activation, capabilities, compat, config, features, forks, numa, triton_models
+from npu_platform import activation, capabilities, compat, config, features, forks, layer_names, numa, triton_models
 from npu_platform.distributed import choose_executor
 from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.triton import availability
@@ -212,7 +212,7 @@ class NPUPlatform(Platform):
         features.keep_images_whole(vllm_config)
         features.choose_sleep_mode(vllm_config)
         features.choose_loader(vllm_config)
-        features.find_unquantised_states(vllm_config)
+        layer_names.find_listed_layers(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "npu_platform.worker.NPUWorker"
         choose_executor(vllm_config)

@@ -50,7 +50,7 @@ class NpuGPTQLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register qweight int32 [K / pack, N], scales [groups, N], qzeros int32 [groups, N / pack], perhaps g_idx [K].
+        """Register qweight int32 [K / pack, N], scales [groups, N], qzeros int32 [groups, N / pack], g_idx int32 [K].
 
         Raises ValueError for activation order split over ranks along the inputs.
         """
@@ -91,9 +91,9 @@ class NpuGPTQLinearMethod(LinearMethodBase):
             layer.register_parameter(
                 "qzeros", PackedvLLMParameter(data=zeros, input_dim=0, output_dim=1, packed_dim=1, **packed)
             )
-        if config.has_order:
-            order = torch.empty(inputs, dtype=torch.int32)
-            layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, **loader))
+        # Without an order vLLM does not load it, but for models that keep no configuration of quantisation.
+        order = torch.empty(inputs, dtype=torch.int32)
+        layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, **loader))
         layer.zero_offset = config.zero_offset
         self.kernel = kernel(kernel_config, w_q_param_name="qweight", w_s_param_name="scales", w_zp_param_name="qzeros")
 
@@ -108,7 +108,7 @@ class NpuGPTQLinearMethod(LinearMethodBase):
                 )
                 raise ValueError(msg)
         else:
-            layer.g_idx = None  # one group: the order means nothing
+            layer.g_idx = None  # the groups follow each other, or there is one
         self.kernel.process_weights_after_loading(layer)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
