@@ -6,7 +6,8 @@ any token of the step before; transformers must find the chosen tokens as likely
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ ECHO = {"method": "custom_class", "model": "tests.support.proposers.Echo", "num_
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
 BY_CHANCE = SYNTHETIC | {"synthetic_acceptance_rates": [0.8, 0.6, 0.4]}
 ALL_ACCEPTED = SYNTHETIC | {"synthetic_acceptance_length": DRAFTS + 1.0}
+TALKS = models.prompt_token_ids([290, 170], seed=2)
+LONG = 150  # tokens, more than a block of any of these models holds
 HYBRIDS = ["granite_hybrid", "lfm2", "qwen3_next"]
 
 
@@ -81,3 +84,51 @@ def test_a_head_for_gated_delta_nets(
         assert_greedy(load(target), prompt, output)
     for prompt, output in zip(PROMPTS, runs["mtp-accepted"].tokens(0), strict=True):
         drafters.assert_drafted(target, head, prompt, output, DRAFTS)
+
+
+@pytest.fixture(scope="module")
+def cached(
+    targets: dict[str, Path], head: drafters.Drafter, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[EngineRun]]:
+    """Long answers, and the same conversations going on, with drafts and a prefix cache beside neither."""
+    assert head is not None, "which comes with one of the models"
+    folder = tmp_path_factory.mktemp("cached")
+    known = {"method": "custom_class", "model": "tests.support.proposers.Known", "num_speculative_tokens": DRAFTS}
+    sampling = {"temperature": 0.0, "max_tokens": LONG}
+    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 64}
+    engines = [drafters.ENGINE | sizes | {"model": str(targets[name])} for name in HYBRIDS]
+    plain = [engine | {"enable_prefix_caching": False} for engine in engines]
+    rounds = [[{"prompts": TALKS, "sampling": sampling}] for _ in HYBRIDS]
+    first = run_scenarios(folder / "first", scenarios_of(plain, rounds))
+    for one, run in zip(rounds, first, strict=True):
+        one.append({"prompts": [[*text, 7, 9] for text in texts_of(TALKS, run.tokens(0))], "sampling": sampling})
+    expected = run_scenarios(folder / "expected", scenarios_of(plain, rounds))
+    texts = [
+        text
+        for one, run in zip(rounds, expected, strict=True)
+        for number, asked in enumerate(one)
+        for text in texts_of(asked["prompts"], run.tokens(number))
+    ]
+    (folder / "texts.json").write_text(json.dumps(texts))
+    both = [engine | {"speculative_config": known, "enable_prefix_caching": True} for engine in engines]
+    environ = {"KNOWN_TEXTS": str(folder / "texts.json")}
+    found = run_scenarios(folder / "found", scenarios_of(both, rounds), environ)
+    return {name: list(pair) for name, *pair in zip(HYBRIDS, expected, found, strict=True)}
+
+
+def scenarios_of(engines: list[dict[str, Any]], rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [{"engine": engine, "rounds": asked} for engine, asked in zip(engines, rounds, strict=True)]
+
+
+def texts_of(prompts: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
+    return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_of_prefixes_are_cached_with_drafts(name: str, cached: dict[str, list[EngineRun]]) -> None:
+    """The state of the last accepted token goes on in the next block, and prompts are found as without drafts."""
+    plain, both = cached[name]
+    assert both.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
+    assert [both.tokens(number) for number in (0, 1)] == [plain.tokens(number) for number in (0, 1)]
+    assert min(output["cached"] for output in both.rounds[1]) > 0
+    assert max(output["cached"] for output in plain.rounds[1]) == 0

@@ -159,7 +159,7 @@ APART: tuple[Apart, ...] = (
         why="vLLM cuts prompts where it keeps states of them",
         said="Chunked prefill is required for mamba cache mode 'align'",
     ),
-    _apart("states", "prefix caching", _DRAFTED, why="npu switches the cache off, and says so"),
+    _apart("states", "prefix caching", _DRAFTED, why="`tests/e2e/test_speculation_states.py` has them"),
     _apart(
         "states",
         "KV offload",

@@ -51,11 +51,15 @@ def refuse_states_without_kernels(layers: Mapping[str, object], with_drafts: boo
 
 
 def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
-    """Switch prefix caching off where drafts meet states: vLLM then copies states by kernels without npu bodies."""
+    """Switch prefix caching off where drafts meet states that are not copied with them.
+
+    These are the states of models without attention, since vLLM copies those of hybrids only, and all on the V2 runner,
+    whose kernels look for the states of drafts elsewhere than npu-ops' layers leave them.
+    """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     if model is None or not (model.is_hybrid or model.is_attention_free) or not cache.enable_prefix_caching:
         return
-    if vllm_config.speculative_config is None:
+    if vllm_config.speculative_config is None or (model.is_hybrid and not config.chose_v2_runner()):
         return
     logger.warning("Prefix caching is off: the states of %s are not cached with speculation.", model.architecture)
     cache.enable_prefix_caching = False

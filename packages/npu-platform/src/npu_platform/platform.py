@@ -163,7 +163,7 @@ class NPUPlatform(Platform):
             compat.begin_quick_sources()  # until the worker is up
         if not config.chose_v2_runner():
             register_triton_bodies()
-        register_state_copies()
+        register_state_copies(of_drafts=not config.chose_v2_runner())
 
     # --- configuration ----------------------------------------------------------------------------------------
 
