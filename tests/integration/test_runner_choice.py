@@ -60,14 +60,18 @@ def test_each_configuration_has_the_runner_that_knows_it(environ: dict[str, str]
     llama, hybrid = (str(make(tmp_path / make.__name__)) for make in (models.tiny_llama, models.tiny_nemotron_h))
     processors = [{"model": llama, "logits_processors": [f"tests.support.{name}:FewTokens"]} for name in PROCESSORS]
     plain, replayed = {"model": llama}, {"model": hybrid, "use_replayssm": True}
+    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    drafted = {"model": hybrid, "speculative_config": ngram, "async_scheduling": False}
     stages = {"pipeline_parallel_size": 2}
-    asked = [plain, plain | {"speculative_config": ECHO}, plain, *processors, replayed, plain | stages]
+    drafts = [drafted | {"enable_prefix_caching": cached} for cached in (True, False)]
+    asked = [plain, plain | {"speculative_config": ECHO}, plain, *processors, replayed, *drafts, plain | stages]
     said = chosen([*asked, processors[0] | stages], NPU_SIMULATOR_DEVICES="2", **environ)
-    assert [runner for runner, _, _ in said] == ["V2", "V1", "V2", "V1", "V2", "V1", "V2", "V1"]
+    assert [runner for runner, _, _ in said] == ["V2", "V1", "V2", "V1", "V2", "V1", "V1", "V2", "V2", "V1"]
     assert "V2 does not have speculative method 'custom_class'" in said[1][1]
     assert "V2 does not have logits processors of V1's class (FewTokens is not a subclass" in said[3][1]
     assert "V2 does not have ReplaySSM by Triton" in said[5][1]
-    assert {said[i][1] for i in (0, 2, 4, 6)} == {KNOWN}
+    assert "V2 does not have prefix caching of states beside drafts" in said[6][1]
+    assert {said[i][1] for i in (0, 2, 4, 7, 8)} == {KNOWN}
     assert [ahead for _, _, ahead in said[-2:]] == [True, False]  # V1 cannot schedule stages ahead
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 
-from npu_platform import compat, runners, unsupported
+from npu_platform import compat, config, runners, unsupported
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:

@@ -102,8 +102,15 @@ def _against_v2(vllm_config: VllmConfig) -> str | None:
         return "there is no C++ compiler for kernels that are not in the cache"
     if (counts := counts_no_tokens()) is not None:
         return counts
-    lacking = lacking_in_v2(vllm_config)
+    lacking = [*lacking_in_v2(vllm_config), *_left_out_by_v2(vllm_config)]
     return f"V2 does not have {', '.join(lacking)}" if lacking else None
+
+
+def _left_out_by_v2(vllm_config: VllmConfig) -> Iterator[str]:
+    """Name what V2 runs without, where V1 has it (``features.disable_prefix_caching_of_states``)."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if model is not None and model.is_hybrid and cache.enable_prefix_caching and vllm_config.speculative_config:
+        yield "prefix caching of states beside drafts"
 
 
 def _settle(vllm_config: VllmConfig, against_v2: str | None) -> None:
