@@ -71,6 +71,11 @@ def test_no_other_thread_sees_what_a_copy_reads() -> None:
     assert all(names[0] is torch.npu.Stream for names in ours.result())
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_substituted() -> None:
+    compat.end_quick_sources()  # which this process has begun with the import of vLLM
+
+
 @pytest.mark.parametrize("name", SUBSTITUTIONS)
 def test_a_substitution_lasts_until_the_last_thread_has_left(name: str) -> None:
     """The second thread enters while the first is inside, and leaves after it."""
@@ -109,7 +114,6 @@ def test_a_substitution_is_undone_after_an_error() -> None:
 
 def test_every_substitution_is_listed() -> None:
     """What the context managers of the module change, all together, is `SUBSTITUTED`."""
-    compat.end_quick_sources()  # which this process has begun with the import of vLLM
     spaces = {module: vars(importlib.import_module(module)) for module in compat.SUBSTITUTED}
     before = {module: dict(space) for module, space in spaces.items()}
     tables = {
