@@ -217,6 +217,9 @@ NPU_EMULATED_CALL __m256i cvtneps_pbh(__m512 x) {
   const U32 r = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
   return cvtepi32_epi16((__m512i)r);
 }
+NPU_EMULATED_CALL __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
+  return as<__m512bh>(whole<__m512i>(cvtneps_pbh(lower), cvtneps_pbh(upper)));
+}
 // two fused products a lane, the upper one first
 NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   const U32 x = as<U32>(a), y = as<U32>(b);
@@ -276,4 +279,5 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_mask_blend_epi16 npu_ops::emulated::mask_blend_epi16
 #define _mm512_test_epi32_mask npu_ops::emulated::test_epi32_mask
 #define _mm512_cvtneps_pbh npu_ops::emulated::cvtneps_pbh
+#define _mm512_cvtne2ps_pbh npu_ops::emulated::cvtne2ps_pbh
 #define _mm512_dpbf16_ps npu_ops::emulated::dpbf16_ps

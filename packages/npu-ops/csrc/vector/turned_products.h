@@ -124,6 +124,20 @@ NPU_INLINE void turn_back(F (&y)[W], const float* c, int64_t ldc) {
   transpose(y);
 }
 
+// out[rows][ldo], 2W columns: lanes(i) has what belongs into column i, a row in each lane. Neighbours become one word, which is turned.
+template <class Lanes>
+NPU_INLINE void put_lanes(bf16* out, int64_t ldo, int64_t rows, const Lanes& lanes) {
+  alignas(64) static constexpr uint16_t kNeighbours[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i neighbours = load_raw<__m512i>(kNeighbours);
+  F y[W];
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i)
+    y[i] = (F)_mm512_permutexvar_epi16(neighbours, (__m512i)_mm512_cvtne2ps_pbh((__m512)lanes(2 * i + 1), (__m512)lanes(2 * i)));
+  transpose(y);
+  for (int64_t i = 0; i < rows; ++i) memcpy(out + i * ldo, &y[i], sizeof y[i]);
+}
+
 // As block_product (weight_panels.h), where the rows of a panel lie a stride apart. Takes the thread's scratch slots 0, 1.
 template <class X, class Row, class Rows>
 inline void turned_block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k) {
