@@ -1,6 +1,6 @@
-// Copies into the memory that ranks share. On processors whose cores have no common cache they go past the caches: a line that
-// another core has just written, or still holds, is up to ten times slower to come by there than one of the memory. On Intel's all
-// cores of a socket have one, and the way through it is the faster one.
+// Copies into the memory that ranks share. On AMD's processors before Zen 5 they go past the caches: a line that another core has just
+// written, or still holds, is up to ten times slower to come by there than one of the memory, where the two have no cache in common, and a
+// virtual machine's may have one this minute and none the next. Elsewhere the way through the caches is the faster one.
 #pragma once
 
 #include <cstddef>
