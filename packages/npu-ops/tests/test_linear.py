@@ -5,7 +5,7 @@ import torch
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 17, 27, 28, 33, 44, 64, 100])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 257), (5, 1), (1, 40), (200, 520)])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 257), (66, 103), (9, 42), (5, 1), (1, 40), (200, 520)])
 def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
     x, w = torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)
     bias = torch.randn(n).to(dtype) if rows % 2 else None
@@ -15,7 +15,7 @@ def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
 
 
 @pytest.mark.parametrize("rows", [64, 96, 128, 129, 130, 139, 333, 1100])
-@pytest.mark.parametrize(("n", "k"), [(300, 1100), (33, 41), (65, 2048)])
+@pytest.mark.parametrize(("n", "k"), [(300, 1100), (33, 41), (65, 2048), (40, 5003)])
 def test_many_rows(ops, equals_product, isa, rows, n, k):
     """So many that torch's own linear is left aside only where it was measured to be slower."""
     x, w, bias = torch.randn(rows, k).bfloat16(), torch.randn(n, k).bfloat16(), torch.randn(n).bfloat16()

@@ -12,6 +12,7 @@
 
 #include "dispatch/batch_invariance.h"
 #include "kernels/linear/linear.h"
+#include "vector/eight_rows.h"
 #include "vector/parts.h"
 #include "vector/row_products.h"
 #include "vector/turned_products.h"
@@ -39,6 +40,8 @@ constexpr int64_t kFewRows = 18;
 // block of columns; but each part of the rows packs the weights anew.
 constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
 
+constexpr int64_t kLeastOfEight = 5;  // rows that are faster by eight_rows.h: with fewer the memory takes longer than either
+
 constexpr int64_t kGroupRows = kProductRows;  // weight rows of a group, at most
 #if defined(NPU_AVX512)
 constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
@@ -56,6 +59,21 @@ NPU_INLINE int64_t group_rows(int64_t k, int64_t columns, const Parallel& parall
   };
   while (group > 12 && too_large()) group /= 2;
   return group;
+}
+
+// fn(column, columns, more) for each group of weight rows, on all threads; `more`: the thread goes on with the group behind.
+template <class T, class Fn>
+inline void in_groups(const LinearParams& p, int64_t columns, int64_t sides, const Parallel& parallel, const Fn& fn) {
+  const int64_t group = group_rows<T>(p.k, columns, parallel), groups = ceil_div(columns, group);
+  // about eight pieces a thread, none below 64 KiB of weights
+  const int64_t bytes = sides * group * greater(1, p.k) * static_cast<int64_t>(sizeof(T));
+  const int64_t grain = greater(groups / (parallel.num_threads() * 8), ceil_div(65536, bytes));
+  parallel(groups, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; ++g) {
+      const bool more = (g + 2) * group <= columns;  // a thread's pieces follow one another
+      fn(g * group, lesser(group, columns - g * group), more);
+    }
+  });
 }
 
 // Row m of `columns` columns: y holds the gates, or all there is, and from up_at on the ups.
@@ -97,17 +115,8 @@ inline void linear_few(const LinearParams& p, const Epilogue& epilogue, const Pa
   parallel(p.m, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) pack_row<T>(x + m * ldx, static_cast<const T*>(p.x) + m * p.ldx, p.k);
   });
-  const int64_t group = group_rows<T>(p.k, columns, parallel);
-  const int64_t groups = ceil_div(columns, group);
-  // about eight pieces a thread, none below 64 KiB of weights
-  const int64_t bytes = Epilogue::kSides * group * greater(1, p.k) * static_cast<int64_t>(sizeof(T));
-  const int64_t grain = greater(groups / (parallel.num_threads() * 8), ceil_div(65536, bytes));
-  parallel(groups, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t g = begin; g < end; ++g) {
-      const bool more = (g + 2) * group <= columns;  // a thread's pieces follow one another
-      group_of_rows<T>(p, epilogue, x, ldx, g * group, lesser(group, columns - g * group), more);
-    }
-  });
+  in_groups<T>(p, columns, Epilogue::kSides, parallel,
+               [&](int64_t column, int64_t count, bool more) { group_of_rows<T>(p, epilogue, x, ldx, column, count, more); });
 }
 
 template <class T, class Epilogue, class X>
@@ -175,6 +184,10 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
     if (p.m > kTooFewForTiles || batch_invariant()) return linear_tiles<Epilogue>(p, parallel);
 #endif
   const bool few = batch_invariant();
+#if defined(NPU_AVX512_BF16)
+  if constexpr (__is_same(T, bf16))
+    if (!few && p.m >= kLeastOfEight && p.m <= kEight) return linear_eight<Epilogue<T>>(p, parallel);
+#endif
   if (p.m <= kFewRows<T> || (kTurned<T> && !fill_panels(p.m) && !few)) return linear_few<T>(p, Epilogue<T>{p}, parallel);
   const auto product = [&](int64_t first, int64_t count) {
     const LinearParams part = some_rows<T>(p, first, count);

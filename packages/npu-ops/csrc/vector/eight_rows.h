@@ -1,0 +1,102 @@
+// Products of weight rows as they are stored by up to eight rows of x, on AVX512_BF16.
+//
+// Of a weight row four elements at a time go to all lanes, in pairs, where two lanes of each row of x wait for one pair each. So a vector of x is
+// read once for a tile of weight rows, and not all rows of x, which are more than registers and, often, L1 hold; and a sum ends with one addition.
+#pragma once
+
+#include "vector/vec.h"
+
+namespace npu_ops {
+namespace {
+
+#if defined(NPU_AVX512_BF16)
+
+constexpr int64_t kEight = 8;
+constexpr int kEightTile = 8;          // weight rows at a time: their lines meet in one set of L1 where rows are a power of two long
+constexpr int64_t kEightNear = 1024;   // bytes of a weight row that are on their way into L1
+constexpr int64_t kEightElements = 4;  // of a row of x in a vector
+
+// Floats of eight rows of x as eight_product takes them.
+NPU_INLINE int64_t eight_size(int64_t k) { return ceil_div(k, kEightElements) * W; }
+
+// [k / 4][8 rows][4]; rows past `rows` and what is past k are zero. `row(i)` gives a row's address.
+template <class Row>
+inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
+  bf16* to = reinterpret_cast<bf16*>(packed);
+  for (int64_t m = 0; m < kEight; ++m) {
+    const bf16* from = m < rows ? row(m) : nullptr;
+    for (int64_t j = 0; j < k; j += kEightElements) {
+      bf16 part[kEightElements] = {};
+      if (from) memcpy(part, from + j, sizeof(bf16) * lesser(kEightElements, k - j));
+      memcpy(to + j * kEight + m * kEightElements, part, sizeof part);
+    }
+  }
+}
+
+// c[r][ldc], a row of x in each of the first eight lanes, = R weight rows, `stride` elements apart, by packed rows of x, k elements of each.
+// Meanwhile what lies `ahead` bytes further in the weight rows is fetched into L2 (0: nothing).
+template <int R>
+__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
+  constexpr int64_t kLine = 32;  // elements of a cache line
+  F acc[2][R] = {};              // one after the other: so few products would wait for those before them
+  const bf16* rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = w + r * stride;
+  const auto step = [&](int turn, int64_t j, const auto& part_at) __attribute__((always_inline)) {
+    const __m512bh of_x = load_raw<__m512bh>(x + j * (W / kEightElements));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      acc[turn][r] = (F)_mm512_dpbf16_ps((__m512)acc[turn][r], of_x, (__m512bh)_mm512_set1_epi64(part_at(rows[r] + j)));
+  };
+  const auto whole = [](const bf16* at) __attribute__((always_inline)) {
+    int64_t part;
+    memcpy(&part, at, sizeof part);
+    return part;
+  };
+  int64_t j = 0;
+  for (; j + kLine <= k; j += kLine) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const char* line = reinterpret_cast<const char*>(rows[r] + j);
+      __builtin_prefetch(line + kEightNear, 0, 3);
+      if (ahead) __builtin_prefetch(line + ahead, 0, 2);
+    }
+#pragma GCC unroll 1
+    for (int64_t i = j; i < j + kLine; i += 2 * kEightElements) {
+      step(0, i, whole);
+      step(1, i + kEightElements, whole);
+    }
+  }
+  for (; j + kEightElements <= k; j += kEightElements) step(0, j, whole);
+  if (j < k)
+    step(0, j, [left = k - j](const bf16* at) __attribute__((always_inline)) {
+      const int64_t second = left > 1 ? at[1].bits : 0, third = left > 2 ? at[2].bits : 0;
+      return at[0].bits | second << 16 | third << 32;
+    });
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    F a = acc[0][r] + acc[1][r], b = a;
+    deinterleave(a, b);
+    store(c + r * ldc, a + b);
+  }
+}
+
+template <int R = kEightTile>
+inline void some_eight_tiles(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
+  if constexpr (R > 0) {
+    if (rows == R) return eight_tile<R>(c, ldc, w, stride, x, k, ahead);
+    some_eight_tiles<R - 1>(rows, c, ldc, w, stride, x, k, ahead);
+  }
+}
+
+// c[rows][ldc] = weight rows, `stride` elements apart, by packed rows of x. They are taken from places far from one another, each of which goes on
+// where it was: as streams of memory.
+inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
+  const int64_t tiles = ceil_div(rows, kEightTile);
+  for (int64_t t = 0; t < tiles; ++t)
+    some_eight_tiles((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, ahead);
+}
+
+#endif
+
+}  // namespace
+}  // namespace npu_ops
