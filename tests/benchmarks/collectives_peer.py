@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ import torch
 def main(rank: int, size: int, folder: str) -> None:
     """Join the others, then do what each line of the input asks for and answer with the microseconds of a call."""
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # as the ranks of an engine do
     load_kernels()
     name = f"{Path(folder).name}-cpushm"
     handle = torch.ops._C.init_shm_manager(name, size, rank, 1)

@@ -211,7 +211,7 @@ struct Shares {
     for (int i = 0; of == number && i < shares; ++i) {
       const int owner = (me + i) % shares;
       Line& line = place[size_t(owner)];
-      const int64_t count = share_of(work.grains, shares, owner).count, most = std::min<int64_t>(8, count);
+      const int64_t count = share_of(work.grains, shares, owner).count, most = std::min<int64_t>(32, count);
       const double seen = line.read(me, now);  // looks, which overlap, before it writes
       co_await Until{now + (seen - now) / (line.value < most ? 1 : kOverlap)};
       if (of != number || line.value >= most) continue;
