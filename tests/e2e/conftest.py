@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from npu_platform import activation
+from tests.support.network import second_network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.network import Network
 
 # Modules that take half a minute and more. A worker takes a module whole, and the last one should not be long.
 LONG = (
@@ -39,3 +47,14 @@ def npu_is_active() -> None:
     decision = activation.decide()
     if not decision.activate and "NPU_TEST_SERVER_PYTHON" not in os.environ:
         pytest.fail(f"{decision.reason} {decision.remedy or ''}", pytrace=False)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Make a network namespace; skips where that takes rights that this user has not."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(second_network())
+        except PermissionError as error:
+            pytest.skip(str(error))
+        yield made

@@ -7,55 +7,54 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from vllm.utils.network_utils import get_open_port
 
 from npu_platform.demo import MODEL
 from npu_platform.demo.server import Server, ServerError
+from tests.support import models
 from tests.support.clients import ask_until_it_fails
 from tests.support.faults_page import EVENT, PATIENCE
-from tests.support.network import Network, second_network
 from tests.support.server import READY_TIMEOUT, metric, until
+from tests.support.vital_signs import shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.network import Network
+
 pytestmark = pytest.mark.nightly
-SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    """Make a network namespace; skips where that takes rights that this user has not."""
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(second_network())
-        except PermissionError as error:
-            pytest.skip(str(error))
-        yield made
+SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20), "--shutdown-timeout", "10")
 
 
 @contextlib.contextmanager
 def two_hosts(
-    folder: Path, network: Network, *arguments: str, **of_second: str
+    folder: Path, network: Network, *arguments: str, model: Path = MODEL, replicas: bool = False, **of_second: str
 ) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
-    """Serve the demo model on this host and on one called "second", each of which starts half of the ranks.
+    """Serve a model on this host and on one called "second", each of which starts half of the ranks, or a replica.
 
     `of_second`: further variables of the second's.
     """
-    nodes = ("--nnodes", "2", "--master-addr", network.here, "--master-port", str(get_open_port()), *SMALL, *arguments)
     environ = os.environ | {"NPU_SIMULATOR_DEVICES": "1", "NPU_SIMULATOR_MEMORY": "1GiB"}
     there, here = (environ | network.environ(second=second) for second in (True, False))
-    # Processes of its own, too: those of the first host do not see them.
-    apart = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
-    inside = ["ip", "netns", "exec", network.name, *apart, "sh", "-c", 'hostname second && exec "$@"', "sh"]
-    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--headless"]
-    second = [*inside, *serve, *nodes, "--node-rank", "1"]
-    first = Server(MODEL, *nodes, "--node-rank", "0", log=folder / "first.log", environment=here)
+    port = str(get_open_port())
+    if replicas:
+        both = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
+        both += ("--data-parallel-address", network.here, "--data-parallel-rpc-port", port)
+        of_first, of_other = ("--api-server-count", "1"), ("--data-parallel-start-rank", "1")
+    else:
+        both = ("--nnodes", "2", "--master-addr", network.here, "--master-port", port)
+        of_first, of_other = ("--node-rank", "0"), ("--node-rank", "1")
+    both += (*SMALL, *arguments)
+    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--headless"]
+    second = network.on_second_host([*serve, *both, *of_other])
+    first = Server(model, *both, *of_first, log=folder / "first.log", environment=here)
     with (folder / "second.log").open("wb") as log, first:
         process = subprocess.Popen(
             second, env=there | of_second, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -101,6 +100,40 @@ def test_the_second_host_ends_with_the_first(network: Network, tmp_path: Path) -
         assert second.wait(2 * PATIENCE) is not None
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.with_tokenizer(models.tiny_qwen3_moe(tmp_path_factory.mktemp("mixture") / "model"))
+
+
+@pytest.mark.parametrize("how", ["killed", "engine killed", "engine stopped", "stopped", "cut off"])
+def test_a_replica_on_another_host(how: str, network: Network, tmp_path: Path) -> None:
+    """vLLM's server does not look after it, and its clients would wait for ever."""
+    with two_hosts(tmp_path, network, replicas=True) as (server, second):
+        held = shared_memory(server)
+        _dies(server, lambda: _fails(how, second, network), both=True)
+        said = "has ended" if how.startswith("engine") else "says nothing for 15 s"
+        assert f"npu: the replica at {network.there} {said}" in server.log.read_text()
+        _ends_when_it_goes_on(second)
+    assert not [path for path in held if path.exists()]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_replica_on_another_host_that_shares_experts(
+    how: str, mixture: Path, network: Network, tmp_path: Path
+) -> None:
+    experts = ("--enable-expert-parallel", "--max-model-len", "2048")
+    with two_hosts(tmp_path, network, *experts, model=mixture, replicas=True) as (server, second):
+        _dies(server, lambda: _fails(how, second, network), both=True)
+        _ends_when_it_goes_on(second)
+
+
+def test_replicas_on_other_hosts_end_with_their_server(network: Network, tmp_path: Path) -> None:
+    """vLLM's own would wait for it for ever."""
+    with two_hosts(tmp_path, network, replicas=True) as (server, second):
+        assert server.stop()
+        assert second.wait(PATIENCE) is not None
+
+
 def test_hosts_that_choose_other_runners_are_told(network: Network, tmp_path: Path) -> None:
     """As where only one of them has a C++ compiler."""
     arguments = ("--tensor-parallel-size", "2")
@@ -113,12 +146,33 @@ def test_hosts_that_choose_other_runners_are_told(network: Network, tmp_path: Pa
         )
 
 
-def _dies(server: Server, kill: Callable[[], None]) -> None:
-    """The second host dies while clients wait: they are told, and the first one ends."""
-    with ThreadPoolExecutor(2) as pool:
-        told = [pool.submit(ask_until_it_fails, server, stream=stream) for stream in (True, False)]
-        assert until(lambda: metric(server, "vllm:generation_tokens_total") > 50, 60)
+def _fails(how: str, second: subprocess.Popen[bytes], network: Network) -> None:
+    if how == "cut off":
+        network.cut()
+    elif how.startswith("engine"):
+        there = psutil.Process(second.pid).children(recursive=True)
+        (engine,) = (process for process in there if "EngineCore" in "".join(process.cmdline()))
+        engine.send_signal(signal.SIGKILL if how == "engine killed" else signal.SIGSTOP)
+    else:
+        os.killpg(second.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+
+def _ends_when_it_goes_on(second: subprocess.Popen[bytes]) -> None:
+    os.killpg(second.pid, signal.SIGCONT)
+    assert second.wait(2 * PATIENCE) is not None, "it stays without its server"
+
+
+def _dies(server: Server, kill: Callable[[], None], *, both: bool = False) -> None:
+    """The second host dies while clients wait: they are told, and the first one ends. `both` are replicas, and work."""
+    labels: list[dict[str, str]] = [{"engine": "0"}, {"engine": "1"}] if both else [{}]
+    with ThreadPoolExecutor(4) as pool:
+        told = [pool.submit(ask_until_it_fails, server, stream=number % 2 == 0) for number in range(2 * len(labels))]
+        assert until(lambda: all(metric(server, "vllm:generation_tokens_total", **one) > 50 for one in labels), 60), (
+            server.log_tail()
+        )
         kill()
+        begin = time.monotonic()
         answers = [client.result(timeout=2 * PATIENCE) for client in told]
+    print(f"clients were told after {time.monotonic() - begin:.1f} s")
     assert all(EVENT in answer.text[-300:] for answer in answers), answers
     assert until(lambda: not server.processes_alive(), PATIENCE)

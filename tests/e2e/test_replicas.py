@@ -99,15 +99,19 @@ def test_the_internal_balancer_ends_with_a_replica(number: signal.Signals, tmp_p
 
 
 @pytest.mark.nightly
-def test_servers_of_a_dense_model_are_independent(tmp_path: Path) -> None:
-    """As vLLM wants dense replicas behind a balancer of one's own: one is killed, the other loses no request."""
+@pytest.mark.parametrize("how", ["killed", "engine stopped"])
+def test_servers_of_a_dense_model_are_independent(how: str, tmp_path: Path) -> None:
+    """As vLLM wants dense replicas behind a balancer of one's own: one fails, the other loses no request."""
     with servers(MODEL, tmp_path, [(), ()]) as (one, other):
         held = shared_memory(other)
         with ThreadPoolExecutor(2 * CLIENTS) as pool:
             going_on = [pool.submit(ask, one, stream=number % 2 == 0) for number in range(2 * CLIENTS)]
             told = [pool.submit(ask_until_it_fails, other, stream=number % 2 == 0) for number in range(CLIENTS)]
             assert until(lambda: generated(one) > 100 and generated(other) > 100, 60)
-            killed(other)
+            if how == "killed":
+                killed(other)
+            else:
+                os.kill(process_of(other, "EngineCore"), signal.SIGSTOP)
             assert {client.result(timeout=PATIENCE).status for client in told} <= {None, 200, STATUS}
             assert not any(client.result().text.endswith("data: [DONE]\n\n") for client in told)
             for client in going_on:
@@ -115,7 +119,7 @@ def test_servers_of_a_dense_model_are_independent(tmp_path: Path) -> None:
                 assert answer.status == 200
                 assert EVENT not in answer.text
         assert health(one) == 200
-        assert health(other) is None
+        assert until(lambda: health(other) is None, PATIENCE)
     assert not left(held)
 
 

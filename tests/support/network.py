@@ -37,6 +37,11 @@ class Network:
         address, end = (self.there, "b") if second else (self.here, "a")
         return {"VLLM_HOST_IP": address, "GLOO_SOCKET_IFNAME": f"{self.name}{end}"}
 
+    def on_second_host(self, command: list[str]) -> list[str]:
+        """Return what runs a command there, whose processes are of its own, too: this host's do not see them."""
+        apart = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+        return ["ip", "netns", "exec", self.name, *apart, "sh", "-c", 'hostname second && exec "$@"', "sh", *command]
+
     def enter(self) -> None:
         """Move this process, which has one thread, to the second host."""
         system = ctypes.CDLL(None, use_errno=True)

@@ -359,6 +359,15 @@ def engine_arguments_in_progress() -> Any | None:
     return None
 
 
+def is_started_beside_its_server(parallel: Any) -> bool:
+    """Say whether the server that starts a replica, among several, is on its host.
+
+    Why: a replica of a dense model believes that it is alone. The store that the server opens for the ports of
+    replicas is known to those that it starts itself, and with a dense model to no others. Versions: vLLM 0.32 and 0.33.
+    """
+    return bool(parallel._coord_store_port)
+
+
 def holds_message(queue: Any) -> bool:
     """Return whether a message waits in a ``MessageQueue`` of this host.
 

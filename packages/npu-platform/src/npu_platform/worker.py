@@ -24,7 +24,7 @@ from vllm.v1.worker.utils import request_memory
 
 from npu_platform import batch_invariance, compat, numa, openmp, plan, runners, sleep_mode, triton_models
 from npu_platform.config import NPUConfig, variables_set
-from npu_platform.distributed import host_watch, is_multiprocessing, stop_watch
+from npu_platform.distributed import beats, host_watch, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
@@ -92,13 +92,10 @@ class NPUWorker(Worker):
                 self.device.index,  # of a platform out of tree, groups take their device from it
                 current_platform.dist_backend,
             )
-        beats: list[socket.socket] = []
-        if is_multiprocessing(self.parallel_config) and self.parallel_config.nnodes_within_dp > 1:
-            group, ranks_here = get_inner_dp_world_group(), self.parallel_config.local_world_size
-            self._hosts = host_watch.join(group, ranks_here, host_watch.end_this_process)
-            beats = host_watch.connect(group, ranks_here)
+        places = _of_all_ranks(stop_watch.here(self.parallel_config.data_parallel_index))
+        self._hosts = self._watch_hosts(places)
         runners.refuse_several(_of_all_ranks(self.use_v2_model_runner))
-        self._stopped = self._watch_for_stops(beats)
+        self._stopped = self._watch_for_stops(places)
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
@@ -223,22 +220,36 @@ class NPUWorker(Worker):
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
 
-    def _watch_for_stops(self, beats: list[socket.socket]) -> stop_watch.StopWatch | None:
-        """Let the first rank of a host look after the engine and its ranks there; all ranks call this.
+    def _watch_hosts(self, of_all: list[stop_watch.Place]) -> host_watch.HostWatch | None:
+        """Let the first ranks of an engine's hosts notice when another one is gone; all ranks call this.
 
-        `beats`: connections to other hosts, on which the watches of both hear whether the other is stopped.
+        Where replicas share experts, a host that is gone ends the collectives of all others.
         """
+        parallel, when_gone = self.parallel_config, host_watch.end_this_process
+        if is_multiprocessing(parallel) and parallel.nnodes_within_dp > 1:
+            group = get_inner_dp_world_group()
+            firsts = list(range(0, group.world_size, parallel.local_world_size))
+        elif parallel.use_ray:
+            group, firsts = get_world_group(), stop_watch.first_on_each_host(of_all)
+            when_gone = host_watch.end_this_process_if_it_stays
+        else:
+            return None
+        mine = beats.address_of_this_host(parallel)
+        return host_watch.join(group, firsts, mine, when_gone) if len(firsts) > 1 else None
+
+    def _watch_for_stops(self, of_all: list[stop_watch.Place]) -> stop_watch.StopWatch | None:
+        """Let the first rank of a host look after the engine and its ranks there; all ranks call this."""
         parallel, seconds = self.parallel_config, self.npu_config.stopped_seconds
-        mine = stop_watch.here(parallel.data_parallel_index)
-        ranks = stop_watch.on_my_host(mine, _of_all_ranks(mine))
+        mine = of_all[get_world_group().rank_in_group]
+        ranks, heard = stop_watch.on_my_host(mine, of_all), beats.sockets(get_world_group(), parallel, of_all)
         theirs = stop_watch.belongs_to_an_engine() or parallel.use_ray
         if seconds is None or not theirs or mine.process != ranks[0]:
-            for beat in beats:
+            for beat in heard:
                 beat.close()
             return None
         engine = [os.getppid()] if is_multiprocessing(parallel) else []
         starter = 0 if parallel.use_ray else stop_watch.starter_of((*engine, mine.process)[0])
-        return stop_watch.StopWatch([*engine, *ranks], seconds, starter, beats)
+        return stop_watch.StopWatch([*engine, *ranks], seconds, starter, heard, ranks_from=len(engine))
 
     def _end_if_nobody_hears(self, error: Exception) -> None:
         """End this rank on an error in a step for which another one answers.

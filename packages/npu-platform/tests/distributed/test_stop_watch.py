@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from npu_platform.distributed.stop_watch import SILENCES, Place, StopWatch, here, on_my_host, starter_of
+from npu_platform.distributed.stop_watch import (
+    SILENCES,
+    Place,
+    StopWatch,
+    first_on_each_host,
+    here,
+    on_my_host,
+    starter_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +112,75 @@ def test_a_watch_that_has_ended_is_not_one_that_stands_still(pair: Processes) ->
         one.close()
 
 
+def datagrams(seconds: int, here: Processes, *elsewhere: Processes) -> list[StopWatch]:
+    """Start the watches of replicas: that of the server's host, and others."""
+    home = socket.socket(type=socket.SOCK_DGRAM)
+    home.bind(("127.0.0.1", 0))
+    ends = [home]
+    for _ in elsewhere:
+        ends.append(socket.socket(type=socket.SOCK_DGRAM))
+        ends[-1].connect(home.getsockname())
+    return [
+        StopWatch([process.pid for process in processes], seconds, hosts=[end], ranks_from=0)
+        for processes, end in zip((here, *elsewhere), ends, strict=True)
+    ]
+
+
+def test_a_replica_ends_when_one_elsewhere_is_silent(pair: Processes, capfd: pytest.CaptureFixture[str]) -> None:
+    with engine() as other, engine() as third:
+        watches = datagrams(1, pair, other, third)
+        assert not watches[0].has_ended(SILENCES + 2), "each hears the others"
+        assert all(process.poll() is None for process in (*pair, *other, *third))
+        os.kill(watches[1].process, signal.SIGSTOP)
+        assert [process.wait(30) for process in pair] == [-signal.SIGKILL] * 2
+        assert [process.wait(30) for process in third] == [-signal.SIGKILL] * 2, "its server is gone"
+        os.kill(watches[1].process, signal.SIGCONT)
+        assert [process.wait(30) for process in other] == [-signal.SIGKILL] * 2
+        for watch in watches:
+            assert watch.has_ended(30)
+            watch.close()
+    said = capfd.readouterr().err
+    assert f"npu: the replica at 127.0.0.1 says nothing for {SILENCES} s: the ranks here" in said
+    assert "npu: the replica at 127.0.0.1 has ended: the ranks here" in said
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_a_replica_that_ends_says_so(how: str, pair: Processes) -> None:
+    """At once: it would be silent after half a minute here."""
+    with engine() as other:
+        watches = datagrams(10, pair, other)
+        assert not watches[0].has_ended(SILENCES)
+        if how == "killed":
+            other[0].kill()
+        else:
+            watches[1].close()
+        assert [process.wait(5) for process in pair] == [-signal.SIGKILL] * 2
+        assert watches[0].has_ended(5)
+
+
+def test_a_server_that_nobody_speaks_to_goes_on(pair: Processes) -> None:
+    """And one to which a replica speaks that an earlier server has left: that one ends."""
+    (watch,) = datagrams(1, pair)
+    assert not watch.has_ended(SILENCES + 1)
+    watch.close()
+    with engine() as left, socket.socket(type=socket.SOCK_DGRAM) as earlier:
+        earlier.bind(("127.0.0.1", 0))
+        with socket.socket(type=socket.SOCK_DGRAM) as end:
+            end.connect(earlier.getsockname())
+            old = StopWatch([process.pid for process in left], 10, hosts=[end], ranks_from=0)
+        _, there = earlier.recvfrom(64)
+        earlier.sendto(b"." + bytes(8), there)
+        while (said := earlier.recv(64)) == b".":
+            pass
+        assert said == b"." + bytes(8), "it has learnt the token"
+        new = StopWatch([process.pid for process in pair], 1, hosts=[earlier], ranks_from=0)
+        assert [process.wait(10) for process in left] == [-signal.SIGKILL] * 2
+        assert old.has_ended(5)
+        assert not new.has_ended(SILENCES + 1)
+        assert [process.poll() for process in pair] == [None] * 2
+        new.close()
+
+
 def test_the_watch_is_not_among_the_children_that_a_server_kills() -> None:
     watch = StopWatch([os.getpid()], SECONDS)
     assert psutil.Process(watch.process).is_running()
@@ -147,4 +224,6 @@ def test_processes_of_other_hosts_and_replicas_are_not_watched() -> None:
     mine = here(1)
     others = [mine._replace(**{name: "other"}, process=7) for name in ("host", "processes")]
     assert mine == Place(mine.host, mine.processes, 1, os.getpid())
-    assert on_my_host(mine, [*others, here(0), mine, mine._replace(process=3)]) == [os.getpid(), 3]
+    of_all = [*others, here(0), mine, mine._replace(process=3)]
+    assert on_my_host(mine, of_all) == [os.getpid(), 3]
+    assert first_on_each_host(of_all) == [0, 1, 2]

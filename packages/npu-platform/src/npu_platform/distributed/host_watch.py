@@ -15,10 +15,10 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.utils.network_utils import get_ip, is_valid_ipv6_address
+from vllm.utils.network_utils import is_valid_ipv6_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from vllm.distributed.parallel_state import GroupCoordinator
 
@@ -30,30 +30,38 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 GRACE = 5.0  # seconds for an orderly end
 
 
-def join(group: GroupCoordinator, ranks_per_host: int, when_gone: Callable[[str], None]) -> HostWatch | None:
+def join(
+    group: GroupCoordinator, firsts: Sequence[int], mine: str, when_gone: Callable[[str], None]
+) -> HostWatch | None:
     """Connect the first rank of each host with rank 0; all ranks of the group call this. Others than those get None.
 
-    `when_gone` is called once, in a thread, with the name of the host. Raises OSError as :func:`connect`.
+    `when_gone` is called once, in a thread, with the name of the host. The rest is as in :func:`connect`.
     """
-    connections = connect(group, ranks_per_host)
+    connections = connect(group, firsts, mine)
     return HostWatch(connections, when_gone) if connections else None
 
 
-def connect(group: GroupCoordinator, ranks_per_host: int) -> list[socket.socket]:
-    """Return connections of the first rank of each host with rank 0; all ranks of the group call this.
+def connect(group: GroupCoordinator, firsts: Sequence[int], mine: str) -> list[socket.socket]:
+    """Return connections of the first rank of each host with rank 0, which is one; all ranks of the group call this.
 
-    Others than those have none. Raises OSError where a host cannot reach the first one within a minute.
+    Others than those have none. `mine`: an address of this host that others reach. Raises OSError where a host cannot
+    reach the first one within a minute.
     """
-    hosts = group.world_size // ranks_per_host
-    listener = _listener(hosts) if group.rank_in_group == 0 else None
+    listener = None
+    if group.rank_in_group == 0:
+        with contextlib.suppress(OSError):
+            listener = _listener(mine, len(firsts))
     address = group.broadcast_object(listener and listener.getsockname()[:2], src=0)
-    if group.rank_in_group % ranks_per_host:
+    if address is None:
+        msg = "the first host of this engine cannot listen at the address that vLLM takes for its own: see VLLM_HOST_IP"
+        raise OSError(msg)
+    if group.rank_in_group not in firsts:
         return []
     if listener is None:
         return [socket.create_connection(address, CONNECT_SECONDS)]
     with listener:
         listener.settimeout(CONNECT_SECONDS)
-        return [listener.accept()[0] for _ in range(hosts - 1)]
+        return [listener.accept()[0] for _ in firsts[1:]]
 
 
 def end_this_process(host: str) -> None:
@@ -62,6 +70,12 @@ def end_this_process(host: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)  # the main thread waits in a collective for the host that is gone
+
+
+def end_this_process_if_it_stays(host: str) -> None:
+    """End a worker so that Ray does not: at the end of an engine it kills all, one soon after the other."""
+    time.sleep(GRACE)
+    end_this_process(host)
 
 
 class HostWatch:
@@ -98,7 +112,6 @@ class HostWatch:
             self._when_gone(host)
 
 
-def _listener(hosts: int) -> socket.socket:
-    address = get_ip()
+def _listener(address: str, hosts: int) -> socket.socket:
     family = socket.AF_INET6 if is_valid_ipv6_address(address) else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=hosts)

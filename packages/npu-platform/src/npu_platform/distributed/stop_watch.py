@@ -7,6 +7,8 @@ a small process beside them looks at their states in /proc. It is this file, run
 
 A host that is stopped as a whole, and this process with it, keeps its connections: its system answers for it. So the
 processes of an engine's hosts send each other a byte at each look, and one that hears nothing ends the ranks beside it.
+Replicas of a dense model have no connections among them, and vLLM's server looks only after those of its own host: they
+send datagrams to each other, and the server's own ends when one of the others has, or says nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +25,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-__all__ = ["Place", "StopWatch", "belongs_to_an_engine", "here", "look_after", "on_my_host", "starter_of"]
+__all__ = [
+    "Place",
+    "StopWatch",
+    "belongs_to_an_engine",
+    "first_on_each_host",
+    "here",
+    "look_after",
+    "on_my_host",
+    "starter_of",
+]
 
 LOOK_SECONDS = 1.0
 SILENCES = 3
 """How many times as long another host may be silent as a process may be stopped, which is seen and not guessed."""
-_BEAT = b"."
+_BEAT, _END = b".", b"!"
+_TOKEN_BYTES = 8
+_AT_ONCE = 1000
+_CLOSE = signal.SIGUSR1
 _STOPPED = "T"  # a debugger's stop is "t"
 _ENGINE = "VLLM::EngineCor"  # as much of its title as the system keeps
 
@@ -56,6 +70,14 @@ def on_my_host(mine: Place, of_all: Sequence[Place]) -> list[int]:
     return [place.process for place in of_all if place[:3] == mine[:3]]
 
 
+def first_on_each_host(of_all: Sequence[Place]) -> list[int]:
+    """Return the first rank of each host, whatever its replica."""
+    first: dict[tuple[str, str], int] = {}
+    for rank, place in enumerate(of_all):
+        first.setdefault((place.host, place.processes), rank)
+    return list(first.values())
+
+
 def belongs_to_an_engine() -> bool:
     """Say whether vLLM started this process; one that the user started is not to be ended by others."""
     return multiprocessing.parent_process() is not None
@@ -75,15 +97,21 @@ class StopWatch:
     """
 
     def __init__(
-        self, processes: Sequence[int], seconds: int, starter: int = 0, hosts: Sequence[socket.socket] = ()
+        self,
+        processes: Sequence[int],
+        seconds: int,
+        starter: int = 0,
+        hosts: Sequence[socket.socket] = (),
+        ranks_from: int = 1,
     ) -> None:
         """Start it; it ends who stands still for so many seconds, and the first when its starter is gone as long.
 
-        `hosts`: connections to the watches of other hosts, which are its own from now on. Where one of them is silent,
-        all processes but the first, the engine, are ended.
+        `hosts`: connections to the watches of other hosts, or a socket for datagrams to those of other replicas, which
+        are its own from now on. Where one of them is silent, the processes from this one on are ended: all but the
+        first, the engine, which ends by itself, or all.
         """
         beats = [host.fileno() for host in hosts]
-        numbers = (seconds, starter, len(beats), *beats, *processes)
+        numbers = (seconds, starter, ranks_from, len(beats), *beats, *processes)
         command = [sys.executable, "-I", "-S", __file__, *map(str, numbers)]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, pass_fds=beats) as parent:  # noqa: S603
@@ -99,25 +127,29 @@ class StopWatch:
 
     def close(self) -> None:
         """End it; not to be used after that."""
-        _send(self._descriptor, signal.SIGKILL)
+        _send(self._descriptor, _CLOSE)  # so that it says so to other replicas
+        if not self.has_ended(LOOK_SECONDS):
+            _send(self._descriptor, signal.SIGKILL)
         select.select([self._descriptor], (), ())
         os.close(self._descriptor)
 
 
-def look_after(processes: Sequence[int], seconds: int, starter: int = 0, hosts: Sequence[socket.socket] = ()) -> None:
+def look_after(
+    processes: Sequence[int], seconds: int, starter: int = 0, hosts: Sequence[Host | Replicas] = (), ranks_from: int = 1
+) -> None:
     """Kill each of the processes that is found stopped so many times in a row, a second apart.
 
     The first is asked to end when its starter (0: none) has been gone for as many looks, and killed after twice as
-    many; the others are killed when one of `hosts` has been silent for `SILENCES` times as many. Returns when the first
-    of them has ended. Looks are counted and not time, so that a machine, or a whole server, that was stopped may go on.
+    many; those from `ranks_from` on are killed when one of `hosts` has been silent for `SILENCES` times as many.
+    Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole server, that
+    was stopped may go on.
     """
     watched: dict[int, int] = {}
     with contextlib.suppress(ProcessLookupError):
         for process in processes:
             watched[os.pidfd_open(process)] = process
     found = dict.fromkeys(watched, 0)
-    first, alone = next(iter(watched), None), 0
-    others = [Host(host) for host in hosts]
+    first, alone, ranks = next(iter(watched), None), 0, list(watched)[ranks_from:]
     while first in watched:
         for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
             del watched[ended]
@@ -133,14 +165,14 @@ def look_after(processes: Sequence[int], seconds: int, starter: int = 0, hosts: 
                     _say(f"npu: process {starter} is gone, which started the engine {process}: it is ended")
                 if alone in (seconds, 2 * seconds):
                     _send(descriptor, signal.SIGTERM if alone == seconds else signal.SIGKILL)
-        _listen(others, SILENCES * seconds, watched.keys() - {first})
+        _listen(hosts, SILENCES * seconds, watched.keys() & set(ranks))
 
 
-def _listen(hosts: Sequence[Host], looks: int, ranks: AbstractSet[int]) -> None:
-    """Kill the ranks when one of the hosts has been silent at so many looks."""
+def _listen(hosts: Sequence[Host | Replicas], looks: int, ranks: AbstractSet[int]) -> None:
+    """Kill the ranks when one of the hosts has been silent at so many looks, or has ended where that is told."""
     for host in hosts:
-        if host.silent_for() == looks:
-            _say(f"npu: host {host.name} says nothing for {looks} s: the ranks here, and the engine, end")
+        if what := host.gone(looks):
+            _say(f"npu: {what}: the ranks here, and the engine, end")
             for rank in ranks:
                 _send(rank, signal.SIGKILL)
 
@@ -157,8 +189,16 @@ class Host:
         self._silent = 0
         connection.setblocking(False)
 
-    def silent_for(self) -> int:
-        """Send it a byte, and return at how many looks in a row none came; 0 for ever when its watch has ended."""
+    def gone(self, looks: int) -> str:
+        """Send it a byte, and say so when none came at so many looks in a row."""
+        return f"host {self.name} says nothing for {looks} s" if self._silent_for() == looks else ""
+
+    def close(self) -> None:
+        """End the connection."""
+        self._ended()
+
+    def _silent_for(self) -> int:
+        """Return at how many looks in a row nothing came; 0 for ever when its watch has ended."""
         if self._connection is None:
             return 0
         self._silent += 1
@@ -185,6 +225,77 @@ class Host:
         return 0
 
 
+class Replicas:
+    """Replicas on other hosts, by datagrams: that of the server's host hears all others, and they hear that one.
+
+    It begins with the first that comes, so that a network without datagrams ends nobody. The server's replica has a
+    token, which the others send back, so that none that an earlier server has left counts with a later one.
+    """
+
+    def __init__(self, own: socket.socket) -> None:
+        """Speak and listen without waiting, by a socket that is connected on all hosts but the server's."""
+        self._own = own
+        self._home: object = None
+        with contextlib.suppress(OSError):
+            self._home = own.getpeername()
+        self._token = b"" if self._home else os.urandom(_TOKEN_BYTES)
+        self._silent: dict[object, int] = {}
+        self._newcomer: object = None  # the last that had no token yet
+        own.setblocking(False)
+
+    def gone(self, looks: int) -> str:
+        """Speak to all; say which one has ended, or said nothing at so many looks in a row: it is forgotten."""
+        for peer in {*self._silent, self._home} - {None}:
+            self._speak(_BEAT, peer)
+        self._silent = {peer: silent + 1 for peer, silent in self._silent.items()}
+        ended = dict.fromkeys(peer for word, peer in self._heard() if word == _END)
+        late = [peer for peer, silent in self._silent.items() if silent >= looks]
+        for peer in (*ended, *late):
+            self._silent.pop(peer, None)
+        said = [f"the replica at {_host_of(peer)} has ended" for peer in ended]
+        said += [f"the replica at {_host_of(peer)} says nothing for {looks} s" for peer in late if peer not in ended]
+        return ", ".join(said)
+
+    def close(self) -> None:
+        """Tell all that this one ends."""
+        for peer in {*self._silent, self._newcomer} - {None}:
+            self._speak(_END, peer)
+        self._own.close()
+
+    def _heard(self) -> Iterator[tuple[bytes, object]]:
+        """Yield what came of those that count, and of whom."""
+        for _ in range(_AT_ONCE):
+            try:
+                said, peer = self._own.recvfrom(64)
+            except BlockingIOError:
+                return
+            except OSError:  # what it sent before has reached nobody
+                continue
+            word, token = said[:1], said[1:]
+            if self._home is None and token != self._token:
+                self._speak(_BEAT, peer)  # it learns the token so, or that its own server is no more
+                self._newcomer = peer
+                continue
+            if not self._token:
+                self._token = token
+                self._speak(_BEAT, peer)
+            elif token != self._token:
+                word = _END  # another server is where its own was
+            self._silent[peer] = 0
+            yield word, peer
+
+    def _speak(self, word: bytes, peer: object) -> None:
+        with contextlib.suppress(OSError):  # no way there at present
+            if self._home is None:
+                self._own.sendto(word + self._token, peer)  # type: ignore[arg-type]
+            else:
+                self._own.send(word + self._token)
+
+
+def _host_of(peer: object) -> str:
+    return str(peer[0]) if isinstance(peer, tuple) else str(peer)
+
+
 def _send(descriptor: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, number)
@@ -206,11 +317,20 @@ def _say(message: str) -> None:
     sys.stderr.flush()
 
 
-def _main(seconds: int, starter: int, hosts: int, *numbers: int) -> None:
+def _main(seconds: int, starter: int, ranks_from: int, hosts: int, *numbers: int) -> None:
     """Look after them in a child, which is nobody's once this process has told which it is and ended."""
     child = os.fork()
     if child == 0:
-        look_after(numbers[hosts:], seconds, starter, [socket.socket(fileno=beat) for beat in numbers[:hosts]])
+        for number in (signal.SIGINT, signal.SIGTERM):  # as a whole group gets it: the engine may take its time
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(_CLOSE, lambda *_: sys.exit())
+        sockets = [socket.socket(fileno=number) for number in numbers[:hosts]]
+        others = [Replicas(own) if own.type == socket.SOCK_DGRAM else Host(own) for own in sockets]
+        try:
+            look_after(numbers[hosts:], seconds, starter, others, ranks_from)
+        finally:
+            for other in others:
+                other.close()
         return
     sys.stdout.write(f"{child}\n")
 
