@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import psutil
 import pytest
 
 from tests.support import models
-from tests.support.clients import ask_until_it_fails
+from tests.support import ray_nodes as nodes
+from tests.support.clients import Answer, ask, ask_until_it_fails
 from tests.support.engine_run import run_engine
 from tests.support.faults_page import EVENT, PATIENCE
-from tests.support.ray_nodes import two_nodes
 from tests.support.server import metric, serve_demo, until
 from tests.support.transformers_reference import assert_greedy, load
+from tests.support.vital_signs import shared_memory
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from npu_platform.demo.server import Server
+    from tests.support.network import Network
 
 pytestmark = pytest.mark.nightly
 pytest.importorskip("ray", reason="pip install npu-platform[ray]")
@@ -29,14 +38,15 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 32 << 20,
     "distributed_executor_backend": "ray",
 }
+RAY = ("--distributed-executor-backend", "ray", "--shutdown-timeout", "10")
 VARIABLES = {"NPU_SIMULATOR_MEMORY": "1GiB", "NPU_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Return the address of a cluster of two nodes."""
-    with two_nodes() as (address, _):
-        yield address
+    with nodes.two_nodes() as (made, _):
+        yield made.address
 
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
@@ -53,13 +63,99 @@ def test_ranks_on_two_nodes(layout: str, cluster: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_a_raylet_is_killed(layout: str, tmp_path: Path) -> None:
-    """The rank of its node ends with it, the last stage of a pipeline: all clients are told, and the server ends."""
-    arguments = ("--distributed-executor-backend", "ray", f"--{layout}-parallel-size", "2")
-    with two_nodes() as (address, second), serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server:
-        with ThreadPoolExecutor(2) as pool:
-            told = [pool.submit(ask_until_it_fails, server, stream=stream) for stream in (True, False)]
-            assert until(lambda: metric(server, "vllm:generation_tokens_total") > 50, 60)
+    """The rank of its node ends with it, the last stage of a pipeline: all are told, and another node serves again."""
+    arguments = (*RAY, f"--{layout}-parallel-size", "2")
+    with nodes.two_nodes() as (cluster, second):
+        address = cluster.address
+        with serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server, clients(server) as told:
+            ranks, held = what_it_has(server)
             second.kill_raylet()
-            answers = [client.result(timeout=2 * PATIENCE) for client in told]
-        assert all(EVENT in answer.text[-300:] for answer in answers), answers
-        assert until(lambda: not server.processes_alive(), PATIENCE)
+            all_are_told(server, told)
+        assert until(lambda: not ranks & nodes.ranks(), PATIENCE)
+        assert not still_there(held)
+        cluster.add_node(**nodes.NODE)
+        with serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server:
+            assert ask(server, stream=False).status == httpx.codes.OK
+
+
+def test_an_end_leaves_nothing(cluster: str, tmp_path: Path) -> None:
+    """Ray kills the ranks, which cannot remove what they share with others."""
+    with serve_demo(tmp_path, *RAY, "--tensor-parallel-size", "2", **VARIABLES, RAY_ADDRESS=cluster) as server:
+        assert ask(server, stream=False).status == httpx.codes.OK
+        ranks, held = what_it_has(server)
+        assert server.stop()
+    assert until(lambda: not ranks & nodes.ranks(), PATIENCE)
+    assert not still_there(held)
+
+
+@pytest.mark.parametrize("what", ["node", "rank"])
+def test_a_node_or_its_rank_is_stopped(what: str, network: Network, tmp_path: Path) -> None:
+    """The rank is ended by what looks after it, the node is silent; when that goes on, its rank ends, too."""
+    with on_two_hosts(tmp_path, network) as (server, second), clients(server) as told:
+        there = psutil.Process(second.pid).children(recursive=True)
+        ranks, held = what_it_has(server)
+        stopped = there if what == "node" else [process for process in there if process.pid in ranks]
+        assert stopped
+        for process in stopped:
+            process.suspend()
+        all_are_told(server, told)
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        assert until(lambda: not ranks & nodes.ranks(), PATIENCE), "a rank stays without its engine"
+        assert not still_there(held)
+
+
+def test_a_raylet_is_stopped(network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks do without it, until Ray gives the node up: then all are told, and the rank there ends, which Ray cannot end.
+
+    That takes Ray 65 s, here less.
+    """
+    for name, value in {"period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}.items():
+        monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
+    with on_two_hosts(tmp_path, network) as (server, second), clients(server) as told:
+        there = psutil.Process(second.pid).children(recursive=True)
+        ranks, held = what_it_has(server)
+        (raylet,) = (process for process in there if process.name() == "raylet")
+        raylet.suspend()
+        before = metric(server, "vllm:generation_tokens_total")
+        assert until(lambda: metric(server, "vllm:generation_tokens_total") > before + 50, PATIENCE)
+        all_are_told(server, told)
+        assert until(lambda: not ranks & nodes.ranks(), PATIENCE), "the rank stays beside the raylet that stands still"
+        assert not still_there(held)
+
+
+@contextlib.contextmanager
+def on_two_hosts(folder: Path, network: Network) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
+    """Serve on two of Ray's nodes that share no memory; yield the server, and what has started the second one."""
+    with nodes.two_hosts(network) as (address, second):
+        environ = VARIABLES | network.environ(second=False) | {"RAY_ADDRESS": address}
+        with serve_demo(folder, *RAY, "--tensor-parallel-size", "2", **environ) as server:
+            yield server, second
+
+
+@contextlib.contextmanager
+def clients(server: Server) -> Iterator[list[Future[Answer]]]:
+    """Let clients ask until they are told of an error; begins when they have got tokens."""
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(ask_until_it_fails, server, stream=stream) for stream in (True, False)]
+        assert until(lambda: metric(server, "vllm:generation_tokens_total") > 50, 60)
+        yield told
+
+
+def what_it_has(server: Server) -> tuple[set[int], set[Path]]:
+    """Return the processes of its ranks, and what shared memory with a name it has."""
+    ranks = nodes.ranks()
+    return ranks, shared_memory(server, *ranks)
+
+
+def all_are_told(server: Server, told: list[Future[Answer]]) -> None:
+    begin = time.monotonic()
+    answers = [client.result(timeout=2 * PATIENCE) for client in told]
+    print(f"clients were told after {time.monotonic() - begin:.1f} s")
+    assert all(EVENT in answer.text[-300:] for answer in answers), answers
+    assert until(lambda: not server.processes_alive(), PATIENCE)
+
+
+def still_there(held: set[Path]) -> list[Path]:
+    return [path for path in held if path.exists()]

@@ -205,7 +205,7 @@ class Workshop:
 
     @functools.cached_property
     def _cluster(self) -> str:
-        return self._held.enter_context(two_nodes())[0]
+        return str(self._held.enter_context(two_nodes())[0].address)
 
     def _lora(self, kind: Kind, plain: Path) -> list[str | None] | None:
         if not kind.adapted:

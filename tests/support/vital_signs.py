@@ -64,10 +64,10 @@ def device_bytes(server: Server) -> int:
     return sum(map(int, answer.raise_for_status().json()["results"]))
 
 
-def shared_memory(server: Server) -> set[Path]:
-    """Return the pieces of shared memory with a name that the server's processes have mapped."""
+def shared_memory(server: Server, *others: int) -> set[Path]:
+    """Return the pieces of shared memory with a name that the server's processes, and others, have mapped."""
     found = set()
-    for pid in server.processes_alive():
+    for pid in (*server.processes_alive(), *others):
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
             found |= {Path(line.split(maxsplit=5)[5]) for line in maps if " /dev/shm/" in line}

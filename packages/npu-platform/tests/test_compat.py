@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 from npu_platform import compat
 
@@ -340,3 +341,21 @@ def test_a_warm_up_of_the_v2_runner_knows_of_two_requests() -> None:
     assert (config.max_num_seqs, runner.adaptive_verification) == (128, None)
     config.max_num_seqs = 1
     assert short.scheduler_config.max_num_seqs == 1
+
+
+def test_shared_memory_without_a_name_is_still_shared() -> None:
+    writer = MessageQueue(1, 1, connect_ip="127.0.0.1")
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(writer.wait_until_ready)
+        reader.wait_until_ready()
+        ready.result(10)
+    path = Path("/dev/shm", writer.buffer.shared_memory.name)
+    assert path.exists()
+    compat.remove_name(reader)
+    assert not path.exists()
+    writer.enqueue("there")
+    assert reader.dequeue(timeout=10) == "there"
+    path.touch()  # for its maker, who removes it
+    compat.remove_name(MessageQueue(1, 0, connect_ip="127.0.0.1"))  # of another host
+    compat.remove_name(None)

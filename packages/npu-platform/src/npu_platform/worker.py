@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import vllm.envs as vllm_envs
-from vllm.distributed import get_world_group
+from vllm.distributed import get_tp_group, get_world_group
 from vllm.distributed.parallel_state import get_inner_dp_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
@@ -96,6 +96,8 @@ class NPUWorker(Worker):
         self._hosts = self._watch_hosts(places)
         runners.refuse_several(_of_all_ranks(self.use_v2_model_runner))
         self._stopped = self._watch_for_stops(places)
+        if self.parallel_config.use_ray:
+            compat.remove_name(get_tp_group().mq_broadcaster)
         torch.npu.set_num_threads(self._num_threads(*_where_ranks_are()))
         if vllm_envs.VLLM_BATCH_INVARIANT:
             batch_invariance.register_products()
