@@ -119,6 +119,8 @@ In each case:
 The other way round, an engine whose server or program was killed (SIGKILL) is asked to end after 5 s, and killed after 10;
 vLLM's own would stay, with all its memory.
 
+Several hosts, replicas and Ray: [Many devices, many hosts](many_devices.md#hosts).
+
 A request that asks for too much, or that is wrong, is no fault: it is refused by itself, and the server goes on. Faults on
 demand for tests of your own: [Debug and fault modes](debugging.md).
 """

@@ -44,9 +44,9 @@ def sockets(
 def address_of_this_host(parallel: ParallelConfig) -> str:
     """Return that by which other hosts of the engine reach it."""
     if parallel.use_ray:
-        import ray
+        from vllm.v1.executor import ray_utils
 
-        return str(ray.util.get_node_ip_address())
+        return str(ray_utils.ray.util.get_node_ip_address())
     return get_ip()
 
 

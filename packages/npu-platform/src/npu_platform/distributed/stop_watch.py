@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,12 +235,12 @@ class Replicas:
     def __init__(self, own: socket.socket) -> None:
         """Speak and listen without waiting, by a socket that is connected on all hosts but the server's."""
         self._own = own
-        self._home: object = None
+        self._home: Any = None
         with contextlib.suppress(OSError):
             self._home = own.getpeername()
         self._token = b"" if self._home else os.urandom(_TOKEN_BYTES)
-        self._silent: dict[object, int] = {}
-        self._newcomer: object = None  # the last that had no token yet
+        self._silent: dict[Any, int] = {}  # by their addresses
+        self._newcomer: Any = None  # the last that had no token yet
         own.setblocking(False)
 
     def gone(self, looks: int) -> str:
@@ -262,7 +262,7 @@ class Replicas:
             self._speak(_END, peer)
         self._own.close()
 
-    def _heard(self) -> Iterator[tuple[bytes, object]]:
+    def _heard(self) -> Iterator[tuple[bytes, Any]]:
         """Yield what came of those that count, and of whom."""
         for _ in range(_AT_ONCE):
             try:
@@ -284,16 +284,16 @@ class Replicas:
             self._silent[peer] = 0
             yield word, peer
 
-    def _speak(self, word: bytes, peer: object) -> None:
+    def _speak(self, word: bytes, peer: Any) -> None:
         with contextlib.suppress(OSError):  # no way there at present
             if self._home is None:
-                self._own.sendto(word + self._token, peer)  # type: ignore[arg-type]
+                self._own.sendto(word + self._token, peer)
             else:
                 self._own.send(word + self._token)
 
 
-def _host_of(peer: object) -> str:
-    return str(peer[0]) if isinstance(peer, tuple) else str(peer)
+def _host_of(peer: Any) -> str:
+    return str(peer[0])
 
 
 def _send(descriptor: int, number: signal.Signals) -> None:
