@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -88,18 +89,19 @@ def test_an_end_leaves_nothing(cluster: str, tmp_path: Path) -> None:
     assert not still_there(held)
 
 
-@pytest.mark.parametrize("what", ["node", "rank"])
-def test_a_node_or_its_rank_is_stopped(what: str, network: Network, tmp_path: Path) -> None:
-    """The rank is ended by what looks after it, the node is silent; when that goes on, its rank ends, too."""
+@pytest.mark.parametrize("what", ["node killed", "node stopped", "rank stopped"])
+def test_a_node_or_its_rank_fails(what: str, network: Network, tmp_path: Path) -> None:
+    """A stopped rank is ended by what looks after it, a stopped node is silent; when that goes on, its rank ends, too."""
     with on_two_hosts(tmp_path, network) as (server, second), clients(server) as told:
         there = psutil.Process(second.pid).children(recursive=True)
         ranks, held = what_it_has(server)
-        stopped = there if what == "node" else [process for process in there if process.pid in ranks]
-        assert stopped
-        for process in stopped:
-            process.suspend()
+        victims = [process for process in there if process.pid in ranks] if what == "rank stopped" else there
+        assert victims
+        for process in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with another
+                process.send_signal(signal.SIGKILL if what == "node killed" else signal.SIGSTOP)
         all_are_told(server, told)
-        for process in stopped:
+        for process in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         assert until(lambda: not ranks & nodes.ranks(), PATIENCE), "a rank stays without its engine"
