@@ -40,7 +40,7 @@ def finish(job):
     worker.wait({job})
     ended.extend((one.job_id, one.success) for one in worker.get_finished())
 worker.submit_store(1, blocks, chunks); finish(1)
-with torch.npu.faults.fail_kernel("aten::_copy_from", times=0) as fault:
+with torch.npu.faults.fail_kernel("npu_ops::copy_pages", times=0) as fault:
     worker.submit_load(2, chunks, other); finish(2)
 launches = fault.struck
 worker.submit_load(3, chunks, other); finish(3)
@@ -148,7 +148,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     rounds: list[Any] = [[prompt] for prompt in (*prompts, prompts[0], prompts[1])]
     rounds += [prompts[2:4], prompts[2:4], prompts[:4]]
     if case.platform == "npu" and case.devices == 1 and case.is_trusty:  # in this process, and there will be a load
-        rounds.append({"prompts": prompts[5:6], "fault": "kernel=aten::_copy_from@1"})
+        rounds.append({"prompts": prompts[5:6], "fault": "kernel=npu_ops::copy_pages@1"})
     return {"asked": case, "prompts": prompts, **run_scenario(case, folder, rounds, abort=[10])}
 
 

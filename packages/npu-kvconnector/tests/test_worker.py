@@ -66,10 +66,16 @@ def ended(worker: HostTierWorker) -> list[tuple[int, bool, int]]:
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=CUDA)])
-def device(request: pytest.FixtureRequest) -> str:
-    """Return where the caches lie; on CUDA copies are batches of addresses."""
-    return str(request.param)
+NPU = pytest.mark.skipif(not hasattr(torch, "npu"), reason="no npu device here")
+
+
+@pytest.fixture(params=["cpu", "strided", pytest.param("npu", marks=NPU), pytest.param("cuda", marks=CUDA)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return where the caches lie; a job is one launch there, but with strided copies of torch's."""
+    if request.param != "strided":
+        return str(request.param)
+    monkeypatch.setattr(module, "find_batch_copy", lambda *_: None)
+    return "cpu"
 
 
 def test_groups_come_back_to_other_blocks(make: Make, device: str) -> None:
@@ -173,6 +179,53 @@ def test_after_shutdown_jobs_fail(make: Make, device: str) -> None:
     worker.shutdown()
     worker.submit_store(1, GPULoadStoreSpec([0], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
     assert ended(worker) == [(1, False, 0)]
+
+
+@NPU
+def test_scattered_blocks_of_a_job_are_one_launch(make: Make) -> None:
+    caches = caches_of(device="npu")
+    worker = make(caches, blocks_per_chunk=1)
+    first = caches.tensors[0].tensor
+    before = first.cpu()
+    blocks, chunks = GPULoadStoreSpec([9, 2, 5, 0, 7, 3], [3, 3], [0, 0]), CPULoadStoreSpec([7, 1, 4, 0, 6, 2])
+    for submit, specs in ((worker.submit_store, (blocks, chunks)), (worker.submit_load, (chunks, blocks))):
+        kernels, fallbacks = torch.npu.launch_counts()
+        submit(1, *specs)
+        assert torch.npu.launch_counts() == (kernels + 1, fallbacks)
+        worker.wait({1})
+        assert [job[:2] for job in ended(worker)] == [(1, True)]
+        if submit == worker.submit_store:
+            first[[0, 7, 3]] = 0
+    assert torch.equal(first.cpu(), before)
+
+
+@NPU
+def test_a_load_that_a_step_has_no_time_for_is_a_launch_a_step() -> None:
+    pages, blocks = 1 << 20, 64
+    tensor = torch.randint(-128, 128, (blocks, pages), dtype=torch.int8, device="npu")
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(tensor, pages)], [[CanonicalKVCacheRef(0, pages)]])
+    region = HostRegion(
+        f"test-{uuid.uuid4()}", num_chunks=blocks, rank=0, kv_bytes_per_chunk=pages, cpu_page_size=pages
+    )
+    worker = HostTierWorker(caches, region, blocks_per_chunk=1)
+    before, order = tensor.cpu(), torch.randperm(blocks).tolist()
+    on_device, on_host = GPULoadStoreSpec(order, [blocks], [0]), CPULoadStoreSpec(list(range(blocks)))
+    worker.submit_store(1, on_device, on_host)
+    assert ended(worker) == [(1, True, blocks * pages)]
+    tensor.zero_()
+    worker.begin_step(is_idle=False)  # the first: two milliseconds
+    worker.submit_load(2, on_host, on_device)
+    results, steps = [], 0
+    while not results:
+        worker.begin_step(is_idle=False)
+        kernels = torch.npu.launch_counts()[0]
+        results = ended(worker)
+        assert torch.npu.launch_counts()[0] - kernels <= 1
+        steps += 1
+    assert results == [(2, True, blocks * pages)]
+    assert steps > 2
+    assert torch.equal(tensor.cpu(), before)
+    worker.shutdown()
 
 
 @CUDA

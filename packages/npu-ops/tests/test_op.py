@@ -272,6 +272,15 @@ CASES = {
         torch.zeros(3, 1, 4, 8),
         torch.tensor([5, 1]),
     ),
+    "copy_pages": lambda: (
+        [torch.arange(64).to(torch.int8)],
+        torch.zeros(64, dtype=torch.int8),
+        [2, 32, 4, 1, 0, 0, 4, 2],
+        torch.tensor([[0, 8], [12, 40]]),
+        torch.tensor([1]),
+        True,
+        float("inf"),
+    ),
     "reshape_and_cache_quantized": lambda: (
         torch.randn(2, 1, 8),
         torch.randn(2, 1, 8),

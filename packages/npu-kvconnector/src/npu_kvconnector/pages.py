@@ -86,32 +86,43 @@ class Stack:
     def __init__(
         self, device: torch.Tensor, host: torch.Tensor, first: PageMap, layers: Axis, blocks_per_chunk: int
     ) -> None:
-        """Prepare copies between the storage of ``device`` and that of ``host`` (any tensors of theirs)."""
+        """Prepare copies between the storage of ``device`` and that of ``host`` (any tensors of theirs).
+
+        ``memory`` is all of the device's, as bytes; ``shape`` its layers, fragments and the bytes of one, as
+        ``torch.ops.npu_ops.copy_pages`` takes them.
+        """
         distances = (*first.fragments[1:], *layers[1:], first.block, first.row, first.page)
         width = math.gcd(8, first.device, first.host, first.size, *distances)
         self.writers = first.writers
+        self.memory = _all_of(device, torch.int8)
+        self.shape = (*layers, *first.fragments, first.size)
+        self._first = first
         self._width = width
         self._device = _all_of(device, _WIDTHS[width])
         self._host = _all_of(host, _WIDTHS[width])
         self._blocks_per_chunk = blocks_per_chunk
-        self._bytes_of_block = layers.number * first.fragments.number * first.size
+        self.bytes_of_block = layers.number * first.fragments.number * first.size
         self._at_device, self._at_host = first.device // width, first.host // width
         self._block, self._row, self._page = first.block // width, first.row // width, first.page // width
         self._layers = Axis(layers.number, layers.device // width, layers.host // width)
         self._fragments = Axis(first.fragments.number, first.fragments.device // width, first.fragments.host // width)
         self._size = first.size // width
 
+    def offsets(self, pairs: Pairs) -> NDArray[np.int64]:
+        """Return [pairs, 2]: where, in bytes of either memory, blocks and their places begin in the first layer."""
+        chunks, inside = np.divmod(pairs.places, self._blocks_per_chunk)
+        first = self._first
+        on_device = first.device + pairs.blocks * first.block
+        return np.stack((on_device, first.host + chunks * first.row + inside * first.page), axis=1)
+
     def addresses(self, pairs: Pairs) -> Pieces:
         """Return the pieces without gaps that blocks and their places, which the caller has checked, consist of."""
-        chunks, inside = np.divmod(pairs.places, self._blocks_per_chunk)
-        at_device = self._at_device + pairs.blocks * self._block
-        at_host = self._at_host + chunks * self._row + inside * self._page
-        on_device = self._spread(at_device, self._layers.device, self._fragments.device)
-        on_host = self._spread(at_host, self._layers.host, self._fragments.host)
+        on_device, on_host = self.offsets(pairs).T
+        width = self._width
+        on_device = self._spread(on_device, self._layers.device * width, self._fragments.device * width)
+        on_host = self._spread(on_host, self._layers.host * width, self._fragments.host * width)
         return Pieces.join(
-            self._device.data_ptr() + on_device * self._width,
-            self._host.data_ptr() + on_host * self._width,
-            self._size * self._width,
+            self._device.data_ptr() + on_device, self._host.data_ptr() + on_host, self._size * self._width
         )
 
     def copy(self, runs: Sequence[Run], *, to_host: bool) -> int:
@@ -120,14 +131,14 @@ class Stack:
 
     def pieces(self, runs: Sequence[Run], *, to_host: bool) -> Iterator[int]:
         """Copy runs piece by piece; yield the bytes of each once it is issued."""
-        most = max(1, MOST_BYTES // self._bytes_of_block)
+        most = max(1, MOST_BYTES // self.bytes_of_block)
         for block, place, length in runs:
             for offset in range(0, length, most):
                 step = min(most, length - offset)
                 on_device, on_host = self._views(block + offset, place + offset, step)
                 target, source = (on_host, on_device) if to_host else (on_device, on_host)
                 target.copy_(source, non_blocking=True)
-                yield step * self._bytes_of_block
+                yield step * self.bytes_of_block
 
     def _spread(self, starts: NDArray[np.int64], layer: int, fragment: int) -> NDArray[np.int64]:
         """Return where each fragment of each layer begins, from where blocks begin, in an order in which many join."""

@@ -159,13 +159,14 @@ class Lane:
 
     Note [Pieces of a step]. Where a device copies at once (a host, a software NPU), whoever submits waits for the copy,
     and so do all requests of the step: 1 GB is 70 ms. So only as much is issued in one call as takes ``seconds``, and
-    the rest in the steps to come; see :class:`Pace`. A device that copies by itself takes all of it at the first call.
+    the rest in the steps to come; see :class:`Pace`. A copy that can end by the clock itself asks :meth:`left`. A
+    device that copies by itself takes all of it at the first call.
     """
 
     def __init__(self, device: torch.device, *, seconds: float = math.inf) -> None:
         """Open the lane to ``device``; ``submit`` and ``take_finished`` issue copies for so many seconds each."""
         self.seconds = seconds
-        self._spent = 0.0
+        self._spent, self._until = 0.0, math.inf
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._device = device
         has_streams = accelerator is not None and accelerator.type == device.type
@@ -201,6 +202,10 @@ class Lane:
                 except RuntimeError as error:  # the device failed while it copied
                     transfer.error = transfer.error or error
 
+    def left(self) -> float:
+        """Return the seconds that there are for the copies that are issued now."""
+        return self._until - time.perf_counter()
+
     def take_spent(self) -> float:
         """Return the seconds that issuing copies took since the last call."""
         spent, self._spent = self._spent, 0.0
@@ -209,24 +214,25 @@ class Lane:
     def _go_on(self, seconds: float) -> None:
         """Issue copies for so long, the oldest job's first."""
         began = time.perf_counter()
-        self._issue_until(began + seconds)
+        self._until = began + seconds
+        self._issue()
         self._spent += time.perf_counter() - began
 
-    def _issue_until(self, until: float) -> None:
+    def _issue(self) -> None:
         for transfer in self._transfers:
             if transfer.pieces is None:
                 continue
             try:
                 if self._stream is None:
-                    _issue(transfer, until)
+                    _issue(transfer, self._until)
                 else:
-                    self._issue_to(self._stream, transfer, until)
+                    self._issue_to(self._stream, transfer)
             except (RuntimeError, TransferError) as error:
                 transfer.error, transfer.pieces = error, None
             if transfer.pieces is not None:
                 return
 
-    def _issue_to(self, stream: torch.Stream, transfer: Transfer, until: float) -> None:
+    def _issue_to(self, stream: torch.Stream, transfer: Transfer) -> None:
         stream.wait_stream(torch.accelerator.current_stream(self._device))
         with stream:
             if transfer.begin is None:
@@ -234,7 +240,7 @@ class Lane:
                 begin.record(stream)
                 transfer.begin = begin
             try:
-                _issue(transfer, until)
+                _issue(transfer, self._until)
             except (RuntimeError, TransferError) as error:
                 transfer.error, transfer.pieces = error, None
             if transfer.pieces is None:  # copies before one that failed are on their way

@@ -38,7 +38,8 @@ MOST_PENDING_STORES = 1 << 30
 class HostTierWorker(OffloadingWorker):
     """Moves pages by strided torch copies, so it serves any device; streams and events where the device has them.
 
-    A job is one launch where vLLM has an operator that copies batches of addresses, as on CUDA.
+    Where there is an operator for all pages of a job, as on CUDA, on npu and on the CPU beside npu-ops, a job is one
+    launch, or one a step if a step has no time for all of it.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class HostTierWorker(OffloadingWorker):
         """Let copies in flight end, then give the memory back to the system; safe to call twice."""
         self._stores.wait()
         self._loads.wait()
-        self._stacks = []
+        self._stacks, self._batch_copy = [], None  # which hold the region's memory
         self._region.cleanup()
 
     def _submit(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, *, to_host: bool) -> None:
@@ -132,12 +133,13 @@ class HostTierWorker(OffloadingWorker):
                 for stack in stacks
             ]
             if self._batch_copy is not None:
-                yield self._batch_copy([stack.addresses(pairs) for stack, pairs in moves], to_host=to_host)
+                yield from self._batch_copy(moves, to_host=to_host, left=lane.left)
                 return
             for stack, pairs in moves:
                 yield from stack.pieces(join_runs(pairs, self._blocks_per_chunk), to_host=to_host)
 
-        (self._stores if to_host else self._loads).submit(job_id, copy)
+        lane = self._stores if to_host else self._loads
+        lane.submit(job_id, copy)
 
     def _plan(self, blocks: GPULoadStoreSpec, chunks: CPULoadStoreSpec) -> list[Pairs]:
         """Return what a job moves.
