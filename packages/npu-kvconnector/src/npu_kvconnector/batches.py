@@ -61,9 +61,7 @@ def _of_addresses(region: HostRegion) -> BatchCopy | None:
         return None
     pin_mmap_region(region)  # cleanup() of the region unpins it
 
-    def copy(
-        moves: Sequence[tuple[Stack, Pairs]], *, to_host: bool, left: Callable[[], float]
-    ) -> Iterator[int]:
+    def copy(moves: Sequence[tuple[Stack, Pairs]], *, to_host: bool, left: Callable[[], float]) -> Iterator[int]:
         parts = [stack.addresses(pairs) for stack, pairs in moves if len(pairs.blocks)]
         if not parts:
             return

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from npu_kvconnector.tiers.courtesy import Courtesy
+from npu_kvconnector.tiers.courtesy import LOADING, STORING, Courtesy
 
 
 class Machine:
     """Time, and what the cores and the thread have worked; a piece of work takes 10 ms."""
 
-    def __init__(self, others: float) -> None:
+    def __init__(self, others: float, share: float = LOADING) -> None:
         self.others, self.now, self.busy, self.worked = others, 50.0, 900.0, 7.0
-        self.courtesy = Courtesy(clock=lambda: self.now, worked=lambda: self.worked, busy=lambda: self.busy, cores=2)
+        self.courtesy = Courtesy(
+            share, clock=lambda: self.now, worked=lambda: self.worked, busy=lambda: self.busy, cores=2
+        )
 
     def let_pass(self, seconds: float) -> None:
         self.now += seconds
@@ -34,9 +36,12 @@ def look(machine: Machine) -> None:
     machine.courtesy.look()
 
 
-@pytest.mark.parametrize(("others", "share"), [(0.2, 1.0), (1.2, 1.0), (1.8, 0.06)])
-def test_it_works_for_a_small_share_of_the_time_where_others_want_all_cores(others: float, share: float) -> None:
-    machine = Machine(others)
+@pytest.mark.parametrize("asked", [LOADING, STORING])
+@pytest.mark.parametrize(("others", "is_short"), [(0.2, False), (1.2, False), (1.8, True)])
+def test_it_works_for_a_small_share_of_the_time_where_others_want_all_cores(
+    others: float, is_short: bool, asked: float
+) -> None:
+    machine, share = Machine(others, asked), asked if is_short else 1.0
     look(machine)
     machine.work()
     began, worked = machine.now, machine.worked

@@ -1,8 +1,8 @@
-"""Courtesy: how long a thread that brings blocks in rests, where running requests want the cores that it works on.
+"""Courtesy: how long a thread that carries blocks rests, where running requests want the cores that it works on.
 
-Note [Where cores are short]. Bytes that come over a network cost the host's processors one or two seconds a GB. On few
+Note [Where cores are short]. Bytes that go over a network cost the host's processors one or two seconds a GB. On few
 cores that comes out of the steps of running requests, which wait for their slowest thread. So while hardly a core is
-idle, what the thread itself takes not counted, it works for a small share of the time and rests in between. But a load
+idle, what the thread itself takes not counted, it works for a small share of the time and rests in between. But work
 must end: it never rests so long that it falls behind an even pace that ends in good time.
 """
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 
+from npu_kvconnector.config import GuardConfig
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Courtesy"]
+__all__ = ["LOADING", "STORING", "UNHURRIED", "Courtesy", "shortest"]
 
-_SHARE = 0.06
-"""Of the time, that the thread works where cores are short."""
+LOADING, STORING = 0.06, 0.02
+"""Of the time, that the thread works where cores are short: for a request that waits, and where nobody does."""
+UNHURRIED = 0.5
+"""Of the time that a load or a store has, for which it may go slowly where cores are short."""
 _IDLE_CORES = 0.5
 """With fewer than these, cores are short."""
 _WINDOW_SECONDS = 0.1
@@ -40,14 +44,24 @@ class Courtesy:
 
     def __init__(
         self,
+        share: float = LOADING,
         *,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.thread_time,
         busy: Callable[[], float] = _busy_seconds,
         cores: int = os.cpu_count() or 1,
     ) -> None:
-        """Begin; the arguments are for tests: the time, what the thread and what all processors worked, and so on."""
+        """Begin.
+
+        Args:
+            share: of the time, that the thread works where cores are short.
+            clock: the time, for tests, as what follows.
+            worked: what the thread worked.
+            busy: what all processors worked.
+            cores: how many there are.
+        """
         self.is_short = False
+        self._share = share
         self._clock, self._worked, self._busy, self._cores = clock, worked, busy, cores
         self._seen: tuple[float, float, float] | None = None
         self._counted: float | None = None
@@ -76,7 +90,14 @@ class Courtesy:
         if not self.is_short or before is None:
             self._owed = 0.0
             return 0.0
-        self._owed = min(self._owed + (worked - before) * (1 / _SHARE - 1), _MOST_OWED)
+        self._owed = min(self._owed + (worked - before) * (1 / self._share - 1), _MOST_OWED)
         seconds = max(0.0, min(self._owed, ahead))
         self._owed -= seconds
         return seconds
+
+
+def shortest(extra_config: Mapping[str, Any], kind: str, name: str) -> float:
+    """Return for how long the guard waits for a load or a store of this kind of tier; of several the shortest."""
+    tiers = [tier for tier in extra_config.get("secondary_tiers", []) if tier.get("type") == kind]
+    guards = [GuardConfig.parse({**extra_config.get("guard", {}), **tier.get("guard", {})}) for tier in tiers]
+    return min((getattr(guard, name) for guard in guards), default=getattr(GuardConfig(), name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 # vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -260,6 +261,22 @@ def test_hashes_that_collide_are_not_used(serve: Callable[..., DurableServer]) -
     server.tier.submit_store(TransferJob(1, [key], np.array([0]), False, request))
     assert not server.finish().success
     assert server.tier.lookup(key, request) is LookupResult.MISS
+
+
+def test_a_store_beside_busy_cores_rests_within_half_its_time_and_not_when_it_is_waited_for(
+    serve: Callable[..., DurableServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where cores are short all the time."""
+    server = serve({"secondary_tiers": [{"type": "durable", "guard": {"store_seconds": 2.0}}]})
+    monkeypatch.setattr(server.tier._restraint, "rest", lambda ahead: max(0.0, ahead))
+    began = time.monotonic()
+    server.store(*range(10))
+    assert 0.8 < time.monotonic() - began < 1.9
+    server.tier.submit_store(server.job(range(10, 20), is_promotion=False))
+    began = time.monotonic()
+    server.tier.drain_jobs()
+    assert time.monotonic() - began < 0.5
+    assert server.lookup(*range(20)) == [True] * 20
 
 
 def test_shutdown_makes_all_durable_and_can_be_repeated(serve: Callable[..., DurableServer]) -> None:

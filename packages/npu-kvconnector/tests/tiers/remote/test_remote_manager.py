@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.tiers.remote import valkey_store
-from tests.support.remote_tier import Server, block_of, key_of, s3_options
+from tests.support.remote_tier import BLOCK, Server, block_of, key_of, s3_options
 from tests.support.server import until
 from tests.support.stores import S3Server, ValkeyServer, tls_relay
 
@@ -207,6 +207,48 @@ def test_a_load_in_no_hurry_ends_in_half_its_time_and_questions_do_not_wait_for_
     assert server.finish().success
     assert 1.2 < time.monotonic() - began < 3.0
     assert server.memory[7].tobytes() == block_of(7)
+
+
+def test_a_store_beside_busy_cores_rests_between_packs_and_ends_in_half_its_time(
+    serve: Serve, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where cores are short all the time; the deadline is of a request, not of the job."""
+    guarded = [{"type": "remote", "guard": {"store_seconds": 2.0}}]
+    server = serve(options | {"deadline": 0.6, "pack_bytes": 2 * BLOCK}, secondary_tiers=guarded)
+    rests: list[float] = []
+
+    def rest(ahead: float) -> float:
+        rests.append(ahead)
+        return max(0.0, ahead)
+
+    monkeypatch.setattr(server.tier._restraint, "rest", rest)
+    began = time.monotonic()
+    assert server.store(*range(8)).success
+    assert 0.9 < time.monotonic() - began < 1.9
+    assert len(rests) == 4
+    assert until(lambda: server.lookup(*range(8)) == [True] * 8)
+    assert server.load(*range(8))[1] == [block_of(number) for number in range(8)]
+
+
+def test_blocks_of_a_store_that_ends_early_are_counted_once(
+    serve: Serve, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve({"url": valkey.url, "deadline": 0.5, "pack_bytes": 2 * BLOCK})
+    asked = server.tier._store.save
+    calls = 0
+
+    async def save(records: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            valkey.stall()
+        await asked(records)
+
+    monkeypatch.setattr(server.tier._store, "save", save)
+    assert not server.store(*range(8)).success
+    valkey.resume()
+    assert server.counts()["dropped_blocks"] == 4
+    assert until(lambda: server.lookup(*range(4)) == [True] * 4)
 
 
 def test_many_blocks_are_saved_some_at_a_time(

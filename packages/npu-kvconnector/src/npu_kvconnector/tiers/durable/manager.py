@@ -34,6 +34,7 @@ from npu_kvconnector.envelope import Realm
 from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.fingerprint import describe
 from npu_kvconnector.secret_file import read_secret
+from npu_kvconnector.tiers.courtesy import STORING, UNHURRIED, Courtesy, shortest
 from npu_kvconnector.tiers.durable.cipher import OVERHEAD, Cipher
 from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
@@ -110,6 +111,8 @@ class DurableTierManager(SealedTier):
         self._waiting = 0
         self._seen: dict[str, int] = {}
         self._buffers = threading.local()
+        self._restraint, self._hurry = Courtesy(STORING), threading.Event()
+        self._unhurried = UNHURRIED * shortest(spec.extra_config, "durable", "store_seconds")
         pool = concurrent.futures.ThreadPoolExecutor
         self._storer = pool(1, "npu-kv-durable-store", step_back)
         self._loaders = pool(self._config.threads, "npu-kv-durable-load", step_back)
@@ -133,7 +136,7 @@ class DurableTierManager(SealedTier):
             self._results.put(JobResult(job_metadata.job_id, success=False))
             return
         chunks = list(job_metadata.chunk_ids)[: len(taken)]
-        self._storer.submit(self._save, job_metadata.job_id, taken, chunks, is_whole=taken == keys)
+        self._storer.submit(self._save, job_metadata.job_id, taken, chunks, time.monotonic(), is_whole=taken == keys)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Begin to load blocks."""
@@ -151,12 +154,15 @@ class DurableTierManager(SealedTier):
             self._storer.submit(self._touch, names)
 
     def drain_jobs(self) -> None:
-        """Wait for all jobs."""
+        """Wait for all jobs, which do not rest meanwhile."""
+        self._hurry.set()
         with self._idle:
             self._idle.wait_for(lambda: not self._jobs and not self._stores)
+        self._hurry.clear()
 
     def shutdown(self) -> None:
         """Let jobs under way end, make all durable, and close the store; safe to call twice."""
+        self._hurry.set()
         self._loaders.shutdown()
         self._storer.shutdown()
         self._store.close()
@@ -193,12 +199,16 @@ class DurableTierManager(SealedTier):
 
     # --- in the threads ---------------------------------------------------------------------------------------------
 
-    def _save(self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int], *, is_whole: bool) -> None:
-        """Store the blocks of a job, which are all of them where it is whole."""
+    def _save(
+        self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int], asked: float, *, is_whole: bool
+    ) -> None:
+        """Store the blocks of a job of that time, which are all of them where it is whole."""
         began, done = time.monotonic(), 0
         try:
             store = self._writer()
-            for key, chunk in zip(keys, chunks, strict=True):
+            for number, (key, chunk) in enumerate(zip(keys, chunks, strict=True)):
+                pace = asked + self._unhurried * number / len(keys)
+                self._hurry.wait(self._restraint.rest(pace - time.monotonic()))
                 if store is not None and self._put(store, self._realm.name(key), self._memory[int(chunk)]):
                     done += 1
         except Exception:  # a fault of ours must not leave the job open for ever

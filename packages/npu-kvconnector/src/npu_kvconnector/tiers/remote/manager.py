@@ -31,7 +31,7 @@ from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.fingerprint import fingerprint
 from npu_kvconnector.secret_file import read_secret
 from npu_kvconnector.tiers.breaker import CircuitBreaker
-from npu_kvconnector.tiers.courtesy import Courtesy
+from npu_kvconnector.tiers.courtesy import STORING, UNHURRIED, Courtesy, shortest
 from npu_kvconnector.tiers.remote.background import BackgroundLoop, loop_for_bulk
 from npu_kvconnector.tiers.remote.codec import PLAIN, decode, open_codec
 from npu_kvconnector.tiers.remote.config import RemoteConfig
@@ -39,7 +39,7 @@ from npu_kvconnector.tiers.remote.store import Record, open_store
 from npu_kvconnector.tiers.sealed import SealedTier
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable, Mapping
+    from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 
     from typing_extensions import Buffer
     from vllm.v1.kv_offload.base import (
@@ -57,8 +57,6 @@ logger = init_logger("vllm.npu_kvconnector")
 
 _PATIENCE = GuardConfig(failures=3, open_seconds=1.0, max_open_seconds=60.0)
 """When the store is left alone, and every block is a miss at once: the guard's are of the tier, these of the store."""
-_UNHURRIED = 0.5
-"""Of the time that a load has, for which it may go slowly where cores are short."""
 _CLOSING = 5.0
 """Seconds for which shutdown waits for stores under way."""
 _COUNTERS = {
@@ -89,7 +87,11 @@ class RemoteTierManager(SealedTier):
         self._store = open_store(self._config, self._realm.id, HEADER_BYTES + block_bytes)
         self._breaker = CircuitBreaker(_PATIENCE)
         self._courtesy, self._resting = Courtesy(), asyncio.Lock()
-        self._unhurried = _UNHURRIED * min(self._config.deadline, _load_seconds(spec.extra_config))
+        self._restraint, self._holding_back = Courtesy(STORING), asyncio.Lock()
+        self._unhurried = UNHURRIED * min(self._config.deadline, shortest(spec.extra_config, "remote", "load_seconds"))
+        self._unhurried_store = UNHURRIED * shortest(spec.extra_config, "remote", "store_seconds")
+        self._in_hurry = False
+        self._blocks_of_a_pack = max(1, self._config.pack_bytes // self.block_size_bytes)
         self._loads: dict[JobId, Collection[OffloadKey]] = {}
         self._jobs: set[JobId] = set()
         self._pending_bytes = 0
@@ -147,17 +149,21 @@ class RemoteTierManager(SealedTier):
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """Wait for all jobs; each ends at its deadline at the latest."""
+        """Wait for all jobs, which do not rest meanwhile; each request ends at its deadline at the latest."""
         waited = time.monotonic()
+        self._in_hurry = True
         while self._results.qsize() < len(self._jobs):
             if time.monotonic() - waited > 10 * self._config.deadline:
                 msg = f"jobs of the remote tier have not ended after {10 * self._config.deadline} s"
+                self._in_hurry = False
                 raise StoreError(msg)
             time.sleep(0.001)
+        self._in_hurry = False
 
     def shutdown(self) -> None:
         """Let stores under way end for some seconds, then close the store; safe to call twice."""
         self._lookups.shutdown()
+        self._in_hurry = True
         until = time.monotonic() + min(_CLOSING, self._config.deadline)
         while self._results.qsize() < len(self._jobs) and time.monotonic() < until:
             time.sleep(0.005)
@@ -221,25 +227,35 @@ class RemoteTierManager(SealedTier):
             self._results.put(result)
 
     async def _save(self, job: TransferJob) -> list[OffloadKey]:
-        keys = list(job.keys)
+        """Store the blocks of a job that are not there yet, a pack at a time, each within a deadline."""
+        keys, done = list(job.keys), 0
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._config.deadline):
                 there = await self._store.find([self._realm.name(key) for key in keys])
-                records = [
-                    await self._seal(key, self._chunk(chunk))
-                    for key, chunk, is_there in zip(keys, job.chunk_ids, there, strict=True)
-                    if not is_there
-                ]
-                if records:
-                    await self._store.save(records)
+            chunks = dict(zip(keys, job.chunk_ids, strict=True))
+            missing = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
+            done = len(keys) - len(missing)
+            for pack in _in_packs(missing, self._blocks_of_a_pack):
+                await self._hold_back(began + self._unhurried_store * (done + len(pack)) / len(keys))
+                async with asyncio.timeout(self._config.deadline):
+                    await self._store.save([await self._seal(key, self._chunk(chunks[key])) for key in pack])
+                done += len(pack)
         except (StoreError, TimeoutError) as error:
             self._note_failure(error)
-            self._count(_DROPPED, len(keys))
+            self._count(_DROPPED, len(keys) - done)
             return []
         self._breaker.succeed()
         if self._tells_stores:
             self._note_stored(keys)
         return keys
+
+    async def _hold_back(self, pace: float) -> None:
+        """Rest before more is stored, where cores are short, but not beyond the pace."""
+        async with self._holding_back:
+            if self._in_hurry:
+                return
+            await asyncio.sleep(self._restraint.rest(pace - time.monotonic()))
 
     async def _load(self, job: TransferJob) -> list[OffloadKey]:
         keys = list(job.keys)
@@ -318,11 +334,8 @@ class RemoteTierManager(SealedTier):
             logger.warning("The remote tier leaves its store alone for a while: %s", reason)
 
 
-def _load_seconds(extra_config: Mapping[str, Any]) -> float:
-    """Return for how long requests wait for a load of this tier, says the guard; of several such tiers the shortest."""
-    tiers = [tier for tier in extra_config.get("secondary_tiers", []) if tier.get("type") == "remote"]
-    guards = [GuardConfig.parse({**extra_config.get("guard", {}), **tier.get("guard", {})}) for tier in tiers]
-    return min((guard.load_seconds for guard in guards), default=GuardConfig().load_seconds)
+def _in_packs(keys: list[OffloadKey], most: int) -> Iterator[list[OffloadKey]]:
+    return (keys[first : first + most] for first in range(0, len(keys), most))
 
 
 class _Lookups(AsyncLookupManager):
