@@ -52,7 +52,7 @@ class RemoteConfig:
     codec: str = "none"
     """"none", "zstd" (exact, smaller by about a third) or "fp8" (half, not exact)."""
     deadline: float = 2.0
-    """Seconds that a load or a store may take; blocks that have not come by then are computed."""
+    """Seconds that a load, or a request of a store, may take; blocks that have not come by then are computed."""
     lookup_deadline: float = 0.25
     """Seconds that a question for blocks may take."""
     hedge: bool = True
