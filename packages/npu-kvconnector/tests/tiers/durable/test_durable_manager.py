@@ -279,6 +279,25 @@ def test_a_store_beside_busy_cores_rests_within_half_its_time_and_not_when_it_is
     assert server.lookup(*range(20)) == [True] * 20
 
 
+def test_a_load_beside_busy_cores_rests_within_half_its_time_and_not_when_it_is_waited_for(
+    serve: Callable[..., DurableServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve({"secondary_tiers": [{"type": "durable", "guard": {"load_seconds": 2.0}}]})
+    server.store(*range(10))
+    assert server.load(1)[0].success
+    assert server.tier._courtesy._worked() > 0.0
+    monkeypatch.setattr(server.tier._courtesy, "rest", lambda ahead: max(0.0, ahead))
+    began = time.monotonic()
+    result, blocks = server.load(*range(10))
+    assert 0.5 < time.monotonic() - began < 1.9
+    assert result.success
+    assert blocks == [block_of(number) for number in range(10)]
+    began = time.monotonic()
+    server.tier.submit_load(server.job(range(10), is_promotion=True))
+    server.tier.drain_jobs()
+    assert time.monotonic() - began < 0.5
+
+
 def test_shutdown_makes_all_durable_and_can_be_repeated(serve: Callable[..., DurableServer]) -> None:
     server = serve()
     for number in range(10):

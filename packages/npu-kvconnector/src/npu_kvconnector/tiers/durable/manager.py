@@ -111,11 +111,14 @@ class DurableTierManager(SealedTier):
         self._waiting = 0
         self._seen: dict[str, int] = {}
         self._buffers = threading.local()
+        self._loading: list[int] = []  # the threads that load
+        self._courtesy, self._resting = Courtesy(worked=lambda: _seconds_of(self._loading)), threading.Lock()
         self._restraint, self._hurry = Courtesy(STORING), threading.Event()
-        self._unhurried = UNHURRIED * shortest(spec.extra_config, "durable", "store_seconds")
+        self._unhurried = UNHURRIED * shortest(spec.extra_config, "durable", "load_seconds")
+        self._unhurried_store = UNHURRIED * shortest(spec.extra_config, "durable", "store_seconds")
         pool = concurrent.futures.ThreadPoolExecutor
         self._storer = pool(1, "npu-kv-durable-store", step_back)
-        self._loaders = pool(self._config.threads, "npu-kv-durable-load", step_back)
+        self._loaders = pool(self._config.threads, "npu-kv-durable-load", self._begin_loading)
 
     # --- what the scheduler asks ------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class DurableTierManager(SealedTier):
         try:
             store = self._writer()
             for number, (key, chunk) in enumerate(zip(keys, chunks, strict=True)):
-                pace = asked + self._unhurried * number / len(keys)
+                pace = asked + self._unhurried_store * number / len(keys)
                 self._hurry.wait(self._restraint.rest(pace - time.monotonic()))
                 if store is not None and self._put(store, self._realm.name(key), self._memory[int(chunk)]):
                     done += 1
@@ -236,10 +239,21 @@ class DurableTierManager(SealedTier):
             return False
         return True
 
+    def _begin_loading(self) -> None:
+        step_back()
+        self._loading.append(threading.get_ident())
+
+    def _rest(self, pace: float) -> None:
+        """Rest, all threads that load together, where cores are short; who is behind the pace does not."""
+        if time.monotonic() < pace:
+            with self._resting:
+                self._hurry.wait(self._courtesy.rest(pace - time.monotonic()))
+
     def _load(self, job_id: JobId, job: _Job, key: OffloadKey, chunk: int) -> None:
         """Load one block of a job; the last one reports it."""
         is_loaded = False
         try:
+            self._rest(job.began + self._unhurried * (len(job.keys) - job.left) / len(job.keys))
             is_loaded = self._read(self._realm.name(key), self._memory[chunk])
         except Exception:  # a fault of ours must not leave the job open for ever
             logger.exception("A load of the durable tier failed")
@@ -368,3 +382,8 @@ class DurableTierManager(SealedTier):
             return None
         self._store = fresh  # the old one is closed by its last user: loads may be reading it
         return fresh
+
+
+def _seconds_of(threads: Iterable[int]) -> float:
+    """Return for how long these threads of this process have worked, together."""
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in threads)
