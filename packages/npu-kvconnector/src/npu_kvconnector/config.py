@@ -31,8 +31,9 @@ class GuardConfig:
 
     load_seconds: float = 5.0
     """A load that takes longer is waited for no more: its tokens are computed."""
-    lookup_seconds: float = 1.0
-    """A request waits no longer for a tier to say what it has."""
+    lookup_seconds: float = 0.5
+    """A request waits no longer for a tier to say what it has; so long stands an engine whose requests all ask one that
+    is silent, before the breaker opens."""
     store_seconds: float = 30.0
     """A store that takes longer counts as a failure."""
     call_seconds: float = 0.1

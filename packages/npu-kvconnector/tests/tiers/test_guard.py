@@ -262,6 +262,33 @@ def test_a_request_waits_for_an_answer_only_so_long(guard: GuardedTier, tier: Ti
     assert guard.lookup(A, request()) is LookupResult.RETRY
 
 
+def test_of_a_silent_tier_that_is_tried_again_one_request_waits_for_an_answer(
+    guard: GuardedTier, tier: Tier, clock: Clock
+) -> None:
+    tier.answer = LookupResult.RETRY
+    names = [str(number) for number in range(CONFIG.failures)]
+    assert [guard.lookup(A, request(name)) for name in names] == [LookupResult.RETRY] * len(names)
+    clock.now += CONFIG.lookup_seconds + 0.1
+    assert [guard.lookup(A, request(name)) for name in names] == [LookupResult.MISS] * len(names)
+    assert guard.loads.state is BreakerState.OPEN
+    for name in names:
+        guard.on_request_finished(request(name))
+    clock.now += CONFIG.open_seconds
+    assert [guard.lookup(A, request(name)) for name in "xyx"] == [
+        LookupResult.RETRY,
+        LookupResult.MISS,
+        LookupResult.RETRY,
+    ]
+    clock.now += CONFIG.lookup_seconds + 0.1
+    assert guard.lookup(A, request("x")) is LookupResult.MISS
+    assert guard.loads.state is BreakerState.OPEN
+    clock.now += 2 * CONFIG.open_seconds
+    guard.on_schedule_end(ScheduleEndContext(("x",), ()))
+    assert guard.lookup(A, request("y")) is LookupResult.RETRY
+    guard.on_request_finished(request("y"))  # it was given up
+    assert guard.lookup(A, request("z")) is LookupResult.RETRY
+
+
 def test_calls_that_keep_the_scheduler_open_the_breaker(guard: GuardedTier, tier: Tier) -> None:
     tier.slow = {"lookup"}
     for _ in range(CONFIG.failures):

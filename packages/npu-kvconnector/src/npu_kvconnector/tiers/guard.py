@@ -7,6 +7,9 @@ Note [Three breakers]. Loads, stores, and what is looked up and sealed for peers
 breaker: a server whose own peers have died still answers those that ask it. While the last one is open, a tier that has
 a method ``decline_external_requests`` is told so in each step, and whoever asks need not wait for an answer.
 
+Note [One asks for all]. A tier that has been skipped and is silent still would let every request wait again, each time
+that it is tried. So one request waits for its answer, and the others do without meanwhile.
+
 Note [A late load]. A load that outlasts its deadline may still write to its chunk of the host tier. So requests stop
 waiting for it, but the chunk stays reserved until the tier reports the end.
 """
@@ -87,6 +90,7 @@ class GuardedTier(SecondaryTierManager):
         self._loading: dict[OffloadKey, float] = {}  # until when requests wait for it
         self._failed: collections.OrderedDict[OffloadKey, float] = collections.OrderedDict()  # until when not asked for
         self._asked: dict[str, float] = {}  # request -> since when it waits for answers
+        self._trying = ""  # the request that waits, see Note [One asks for all]
         self._last_poll = 0.0
         self._logged: set[tuple[str, str]] = set()
         self._stats = OffloadingConnectorStats()
@@ -257,6 +261,10 @@ class GuardedTier(SecondaryTierManager):
     def _in_time(self, request: str) -> LookupResult:
         """Return whether a request still waits for the tier's answers: RETRY; or no longer: MISS."""
         now = self._clock()
+        if self.loads.state is BreakerState.HALF_OPEN:
+            self._trying = self._trying if self._trying in self._asked else request
+            if self._trying != request:
+                return LookupResult.MISS
         since = self._asked.setdefault(request, now)
         if now - since <= self._config.lookup_seconds:
             return LookupResult.RETRY
