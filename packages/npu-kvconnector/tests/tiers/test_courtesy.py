@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npu_kvconnector.tiers.courtesy import LOADING, STORING, Courtesy
+from npu_kvconnector.tiers.courtesy import LOADING, STORING, Courtesy, note_step
 
 
 class Machine:
@@ -15,6 +15,7 @@ class Machine:
         self.courtesy = Courtesy(
             share, clock=lambda: self.now, worked=lambda: self.worked, busy=lambda: self.busy, cores=2
         )
+        note_step(is_idle=False)
 
     def let_pass(self, seconds: float) -> None:
         self.now += seconds
@@ -37,7 +38,7 @@ def look(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("asked", [LOADING, STORING])
-@pytest.mark.parametrize(("others", "is_short"), [(0.2, False), (1.2, False), (1.8, True)])
+@pytest.mark.parametrize(("others", "is_short"), [(0.2, False), (0.9, False), (1.2, True), (1.8, True)])
 def test_it_works_for_a_small_share_of_the_time_where_others_want_all_cores(
     others: float, is_short: bool, asked: float
 ) -> None:
@@ -55,6 +56,17 @@ def test_what_it_takes_itself_is_not_others() -> None:
     machine = Machine(0.5)
     look(machine)
     assert sum(machine.work() for _ in range(200)) == 0.0
+
+
+def test_an_engine_that_computes_nothing_wants_no_cores() -> None:
+    machine = Machine(2.0)
+    look(machine)
+    machine.work()
+    note_step(is_idle=True)
+    assert sum(machine.work() for _ in range(20)) == 0.0
+    note_step(is_idle=False)
+    machine.work()
+    assert machine.work() > 0.0
 
 
 def test_a_load_does_not_fall_behind_its_pace() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 
 from npu_kvconnector.frame.metadata import JobsMetadata, StepMetadata
+from npu_kvconnector.tiers.courtesy import note_step
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -70,6 +71,7 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         """Return what the workers are to do in this step."""
         meta = super().build_connector_meta(scheduler_output)
         is_idle = scheduler_output.total_num_scheduled_tokens == 0
+        note_step(is_idle=is_idle)
         return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle=is_idle)
 
     def reset_cache(self) -> None:

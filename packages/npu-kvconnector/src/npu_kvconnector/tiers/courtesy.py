@@ -3,7 +3,8 @@
 Note [Where cores are short]. Bytes that go over a network cost the host's processors one or two seconds a GB. On few
 cores that comes out of the steps of running requests, which wait for their slowest thread. So while hardly a core is
 idle, what the thread itself takes not counted, it works for a small share of the time and rests in between. But work
-must end: it never rests so long that it falls behind an even pace that ends in good time.
+must end: it never rests so long that it falls behind an even pace that ends in good time. And an engine that computes
+nothing wants no cores, though it looks busy while it waits for blocks: :func:`note_step`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,33 @@ from npu_kvconnector.config import GuardConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["LOADING", "STORING", "UNHURRIED", "Courtesy", "shortest"]
+__all__ = ["LOADING", "STORING", "UNHURRIED", "Courtesy", "note_step", "shortest"]
 
 LOADING, STORING = 0.06, 0.02
 """Of the time, that the thread works where cores are short: for a request that waits, and where nobody does."""
 UNHURRIED = 0.5
 """Of the time that a load or a store has, for which it may go slowly where cores are short."""
-_IDLE_CORES = 0.5
-"""With fewer than these, cores are short."""
+_IDLE_CORES = 1.0
+"""With fewer than these, cores are short: a thread may take as much."""
 _WINDOW_SECONDS = 0.1
 _OLD_SECONDS = 2.0
 """What was seen so long ago says nothing of now."""
 _MOST_OWED = 0.5
+
+
+class _Engine:
+    """That of this process, as far as is known."""
+
+    is_idle = False
+
+
+def note_step(*, is_idle: bool) -> None:
+    """Take note of whether the step that the engine of this process begins computes nothing."""
+    _Engine.is_idle = is_idle
+
+
+def _is_idle() -> bool:
+    return _Engine.is_idle
 
 
 def _busy_seconds() -> float:
@@ -49,6 +65,7 @@ class Courtesy:
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.thread_time,
         busy: Callable[[], float] = _busy_seconds,
+        is_idle: Callable[[], bool] = _is_idle,
         cores: int = os.cpu_count() or 1,
     ) -> None:
         """Begin.
@@ -58,11 +75,12 @@ class Courtesy:
             clock: the time, for tests, as what follows.
             worked: what the thread worked.
             busy: what all processors worked.
+            is_idle: whether the engine computes nothing.
             cores: how many there are.
         """
         self.is_short = False
         self._share = share
-        self._clock, self._worked, self._busy, self._cores = clock, worked, busy, cores
+        self._clock, self._worked, self._busy, self._is_idle, self._cores = clock, worked, busy, is_idle, cores
         self._seen: tuple[float, float, float] | None = None
         self._counted: float | None = None
         self._owed = 0.0
@@ -87,7 +105,7 @@ class Courtesy:
         self.look()
         worked, before = self._worked(), self._counted
         self._counted = worked
-        if not self.is_short or before is None:
+        if not self.is_short or before is None or self._is_idle():
             self._owed = 0.0
             return 0.0
         self._owed = min(self._owed + (worked - before) * (1 / self._share - 1), _MOST_OWED)

@@ -91,7 +91,7 @@ class RemoteTierManager(SealedTier):
         self._unhurried = UNHURRIED * min(self._config.deadline, shortest(spec.extra_config, "remote", "load_seconds"))
         self._unhurried_store = UNHURRIED * shortest(spec.extra_config, "remote", "store_seconds")
         self._in_hurry = False
-        self._blocks_of_a_pack = max(1, self._config.pack_bytes // self.block_size_bytes)
+        self._blocks_of_a_pack = -(-self._config.pack_bytes // self.block_size_bytes)  # a full one is sent at once
         self._loads: dict[JobId, Collection[OffloadKey]] = {}
         self._jobs: set[JobId] = set()
         self._pending_bytes = 0
