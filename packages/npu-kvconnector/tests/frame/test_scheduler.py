@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 
 from npu_kvconnector.frame import scheduler as module
 from npu_kvconnector.frame.scheduler import RecoveringScheduler
+from npu_kvconnector.tiers.courtesy import Courtesy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,3 +71,12 @@ def test_a_request_waits_for_an_arrival_or_for_a_hundred_times_what_a_question_t
 def test_a_tier_that_has_not_answered_is_asked_in_every_step(asked: Asked) -> None:
     assert [asked.ask() for _ in range(3)] == [(None, False), (None, False), (64, True)]
     assert asked.questions == 3
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_workers_and_tiers_are_told_whether_a_step_computes(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = types.SimpleNamespace(load_jobs={}, store_jobs={}, jobs_to_flush=None)
+    monkeypatch.setattr(OffloadingConnectorScheduler, "build_connector_meta", lambda *_: jobs)
+    scheduler = RecoveringScheduler.__new__(RecoveringScheduler)
+    meta = scheduler.build_connector_meta(types.SimpleNamespace(total_num_scheduled_tokens=tokens))
+    assert meta.is_idle == Courtesy()._is_idle() == (tokens == 0)
