@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.checkpoint import write_model, write_shape
 from tests.benchmarks.engine_cases import QWEN3_06B, QWEN3_8B
-from tests.benchmarks.kvconnector_bad import misbehaving
+from tests.benchmarks.kvconnector_bad import BEHAVIOURS, first_word, misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
 from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
 from tests.benchmarks.machine import machine
@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
     parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=TIERS, help="behind the host's")
+    kinds = [first_word(name) for name in BEHAVIOURS][1:]
+    parser.add_argument("--bad", nargs="*", default=kinds, choices=kinds, help="how tiers behave in the part bad")
     parser.add_argument("--layers", type=int, help="fewer for a trial")
     parser.add_argument("--shape", default="Qwen3-0.6B", choices=SHAPES, help="of the model (default Qwen3-0.6B)")
     parser.add_argument("--peer", action="store_true", help="vLLM's own connector as well, with its host tier")
@@ -63,7 +65,7 @@ def main() -> None:
     print(f"Machine: {machine()}", flush=True)
     if "copy" in parts:
         print(f"\n### Between device and host tier\n\n{copies()}", flush=True)
-    if {"engine", "new", "bad"} & {*parts}:
+    if {*PARTS[1:]} & {*parts}:
         place = Path.cwd() / ".nox"  # a disk, where /tmp may be memory
         place.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as folder:
@@ -73,8 +75,9 @@ def main() -> None:
             if "new" in parts:
                 print(f"\n### Prompts that hit nothing\n\n{contest.new()}", flush=True)
             if "bad" in parts:
-                table = misbehaving(contest.folder, contest.folder / "model", contest.token_bytes, contest.rounds)
-                print(f"\n### When a tier misbehaves\n\n{table}")
+                model = contest.folder / "model"
+                table = misbehaving(contest.folder, model, contest.token_bytes, contest.rounds, options.bad)
+                print(f"\n### When a tier misbehaves\n\n{table}", flush=True)
 
 
 def copies() -> str:
