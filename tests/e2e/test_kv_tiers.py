@@ -113,8 +113,9 @@ def test_vllm_s_p2p_tier_reads_what_another_server_has(tmp_path: Path) -> None:
     ports, folders = [free_port(), free_port()], [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
+    patient = {"lookup_seconds": 20}  # NIXL's first handshake takes longer than half a second on a busy machine
     first, second = (
-        serve_demo(folder, *connector({"type": "p2p", "port": port}))
+        serve_demo(folder, *connector({"type": "p2p", "port": port, "guard": patient}))
         for folder, port in zip(folders, ports, strict=True)
     )
     with first as one, second as two:
