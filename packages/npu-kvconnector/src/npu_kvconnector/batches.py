@@ -8,6 +8,7 @@ the host's threads copy, and the step waits for them: one call moves as much as 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -77,12 +78,10 @@ def _of_addresses(region: HostRegion) -> BatchCopy | None:
 
 def _of_pages(region: HostRegion) -> BatchCopy | None:
     """Return copies by ``torch.ops.npu_ops.copy_pages``: one launch moves what there is time for, on all threads."""
-    with contextlib.suppress(ImportError):
-        import npu_ops
-
-        if npu_ops.native.available():
-            return _Pages(region.base_tensor)
-    return None
+    with contextlib.suppress(ImportError):  # vLLM has logged that
+        for plugin in importlib.metadata.entry_points(group="vllm.general_plugins", name="npu_ops"):
+            plugin.load()  # siblings meet through entry points, not imports
+    return _Pages(region.base_tensor) if hasattr(torch.ops.npu_ops, "_isa") else None  # without kernels: references
 
 
 class _Pages:
