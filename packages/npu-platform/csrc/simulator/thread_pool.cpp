@@ -16,7 +16,7 @@
 namespace npu::sim {
 namespace {
 
-// What is polled for before a thread sleeps. By the clock: a pause takes 23 ns on a Zen 5 and 40 to 70 elsewhere.
+// What is polled for before a thread sleeps. By the clock: a pause takes 23 ns on a Zen 5, and up to three times as long elsewhere.
 constexpr std::chrono::microseconds kHelperPolls{100};  // longer than Python between the kernels of a prompt
 constexpr std::chrono::microseconds kCallerPolls{50};
 constexpr int64_t kPieces = 32;  // of a share at most: a thread that comes late or runs slowly holds up the others for so much of its own
