@@ -97,7 +97,7 @@ def test_what_works_is_tried_by_its_test(entry: dict[str, Any]) -> None:
     """The test's file, or what it takes from tests/support, names each field, or that of EngineArgs which ends so."""
     text = ROOT.joinpath(entry["test"].partition("::")[0]).read_text()
     taken = re.findall(r"^from tests\.support(?:\.(\w+))? import (.+)$", text, re.MULTILINE)
-    names = {name for module, them in taken for name in ([module] if module else re.findall(r"\w+", them))}
+    names = {name for module, them in taken for name in ([module] if module else re.findall(r"(?:^|, )(\w+)", them))}
     text += "".join((ROOT / f"tests/support/{name}.py").read_text() for name in sorted(names))
     unset, fields = set(entry.get("unset", ())), {field for name in entry if is_class(name) for field in entry[name]}
     said = {field for field in fields if re.search(rf"\b{field}\b|--{field.replace('_', '-')}\b", text)}
