@@ -58,7 +58,7 @@ MANY: dict[str, Any] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
-    "synchronous-scheduling": {"async_scheduling": False},
+    "asynchronous-scheduling": {"async_scheduling": True},
     "block-128": {"block_size": 128},
     "whole-prompts": {"max_num_batched_tokens": 512, "enable_chunked_prefill": False},
     "many-at-once": MANY,

@@ -31,7 +31,7 @@ TWO_DEVICES = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
 # Settings of an EAGLE head, and of its engine, that change no token.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "eager": ({"enforce_eager": True}, {"enforce_eager": True}),
-    "synchronous": ({}, {"async_scheduling": False}),
+    "asynchronous": ({}, {"async_scheduling": True}),
     "unpadded": ({"disable_padded_drafter_batch": True}, {}),
     "short-drafter": ({"max_model_len": 48}, {}),
     "crowded": ({}, {"max_model_len": 384, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": 64}),

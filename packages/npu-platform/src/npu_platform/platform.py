@@ -135,12 +135,12 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        """Begin the choice of the model runner, and remember what the user gave of the sizes.
+        """Begin the choice of the model runner, and remember what the user gave of how steps are scheduled.
 
         With an engine, and so without `parser`, which every command of vLLM makes, say that the platform is active.
         """
         from npu_platform import runners
-        from npu_platform.batch_sizes import remember_what_the_user_gave
+        from npu_platform.scheduling import remember_what_the_user_gave
 
         if parser is None:
             logger.info_once("%s", activation.decide().reason)
@@ -169,7 +169,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Choose runner, sizes, no compilation and decode graphs, where the user chose nothing; what states need.
+        """Choose runner, scheduling, no compilation and decode graphs, where the user chose nothing; what states need.
 
         This hook runs before vLLM derives ``custom_ops`` from the mode; later would be too late. Raises
         UnsupportedFeatureError for what only GPUs have.
@@ -177,8 +177,8 @@ class NPUPlatform(Platform):
         from vllm.plugins import load_general_plugins
 
         from npu_platform import runners
-        from npu_platform.batch_sizes import choose_for_the_host
         from npu_platform.graphs.defaults import apply_graph_defaults
+        from npu_platform.scheduling import choose_for_the_host
 
         # EngineArgs loads npu-ops and the like; a VllmConfig that somebody builds by hand does not.
         load_general_plugins()

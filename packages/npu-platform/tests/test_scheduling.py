@@ -1,4 +1,7 @@
-"""Sizes of a step that nobody gave are those of the host's cores; a size that the user gave is never changed."""
+"""Sizes of a step that nobody gave are those of the host's cores, and steps that one thread does are not scheduled ahead.
+
+What the user gave is never changed.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ for arguments in cases:
     config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
     scheduler = config.scheduler_config
     sizes = [scheduler.max_num_batched_tokens, scheduler.max_num_seqs, max(config.compilation_config.cudagraph_capture_sizes)]
+    sizes.append(scheduler.async_scheduling)
     print("SIZES", json.dumps(sizes))
 """
 
@@ -38,7 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sizes(model: Path, *cases: dict[str, Any], **environ: str) -> tuple[list[list[int]], str]:
-    """Return tokens, requests and the largest graph of each case, and the log; on four cores of a GPU-sized host."""
+    """Return tokens, requests, the largest graph and whether steps are scheduled ahead, of each case, and the log.
+
+    On four cores of a GPU-sized host.
+    """
     arguments = [{"model": str(model), "skip_tokenizer_init": True} | case for case in cases]
     environ = {"NPU_NUM_THREADS": "4", "NPU_SIMULATOR_MEMORY": "200GiB"} | environ
     if "NPU_DEVICE" in environ:  # which `import torch` reads
@@ -84,7 +91,17 @@ def test_throughput_keeps_vllms_sizes(model: Path) -> None:
 def test_a_device_that_is_not_the_host_keeps_vllms_sizes(model: Path) -> None:
     (found,), log = sizes(model, {}, NPU_DEVICE="null")
     assert found[:2] == [16384, 1024]
+    assert found[3] is True
     assert "A step takes" not in log
+
+
+def test_steps_are_scheduled_ahead_where_that_hides_something_or_was_asked_for(model: Path) -> None:
+    cases: list[dict[str, Any]] = [{}, {"async_scheduling": True}, {"async_scheduling": False}]
+    cases += [{"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "async_scheduling": False}]
+    cases += [{"performance_mode": "throughput"}]
+    found, log = sizes(model, *cases, NPU_SIMULATOR_DEVICES="2", NPU_SIMULATOR_MEMORY="100GiB")
+    assert [case[3] for case in found] == [False, True, False, True, False, False]
+    assert log.count("--async-scheduling does it all the same") == 1
 
 
 def test_a_configuration_built_by_hand_is_all_given() -> None:

@@ -1,7 +1,11 @@
-"""How many tokens and requests a step takes on the software NPU, where the user said nothing.
+"""How steps are scheduled on the software NPU, where the user said nothing: how many tokens and requests, and when.
 
-vLLM chooses by the device's memory, which it takes for that of a GPU: a host with 88 GiB gets an H100's 8,192 tokens a
-step, during which every other request waits for seconds. What computes here is the host's cores.
+vLLM chooses sizes by the device's memory, which it takes for that of a GPU: a host with 88 GiB gets an H100's 8,192
+tokens a step, during which every other request waits for seconds. What computes here is the host's cores.
+
+And it schedules a step while the one before runs, to hide its own work behind the device's. The software NPU does its
+work on the thread that submits it: where that is the scheduler's own, nothing is hidden, and every token is handed out
+when the next step has run, too.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from npu_platform.config import NPUConfig
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = init_logger("vllm.npu_platform.batch_sizes")
+logger = init_logger("vllm.npu_platform.scheduling")
 
 TOKENS_A_CORE = 512
 """About half a second of prefill of a model of 0.6 billion weights."""
@@ -29,33 +33,48 @@ _FEWEST_TOKENS, _FEWEST_REQUESTS = 1024, 128
 
 @dataclass(frozen=True)
 class _Asked:
-    """Which of the two the user gave, and in which engine arguments."""
+    """What of these the user gave, and in which engine arguments."""
 
     arguments: Any
     tokens: bool
     requests: bool
+    ahead: bool
 
 
 _asked: ContextVar[_Asked | None] = ContextVar("_asked", default=None)
 
 
 def remember_what_the_user_gave() -> None:
-    """Note which sizes the engine arguments hold that vLLM is about to complete; later they all look alike."""
+    """Note what the engine arguments hold that vLLM is about to complete; later all looks alike."""
     arguments = compat.engine_arguments_in_progress()
     if arguments is not None:
-        given = (arguments.max_num_batched_tokens is not None, arguments.max_num_seqs is not None)
-        _asked.set(_Asked(arguments, *given))
+        given = (arguments.max_num_batched_tokens, arguments.max_num_seqs, arguments.async_scheduling)
+        _asked.set(_Asked(arguments, *(each is not None for each in given)))
 
 
 def choose_for_the_host(vllm_config: VllmConfig) -> None:
-    """Lower what vLLM chose to what the cores can do; a size that the user gave, or has asked to be large, stays."""
-    asked, scheduler = _asked.get(), vllm_config.scheduler_config
+    """Lower the sizes that vLLM chose to what the cores can do, and schedule nothing ahead where that hides nothing.
+
+    What the user gave stays, and so do sizes where he asked for throughput.
+    """
+    asked = _asked.get()
     if asked is None or asked.arguments is not compat.engine_arguments_in_progress():
         return  # a configuration built by hand: all of it was given
-    if vllm_config.performance_mode == "throughput" or torch.npu.get_device_properties().driver != "simulator":
+    if torch.npu.get_device_properties().driver != "simulator":
         return
+    if vllm_config.performance_mode != "throughput":
+        _choose_sizes(vllm_config, asked)
+    if not asked.ahead and vllm_config.scheduler_config.async_scheduling and _schedules_where_it_computes(vllm_config):
+        vllm_config.scheduler_config.async_scheduling = False
+        logger.info_once(
+            "Steps are not scheduled ahead: this device computes on the scheduler's own thread, and tokens would be "
+            "handed out a step late. --async-scheduling does it all the same."
+        )
+
+
+def _choose_sizes(vllm_config: VllmConfig, asked: _Asked) -> None:
+    scheduler, cores = vllm_config.scheduler_config, _cores(vllm_config)
     before = (scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-    cores = _cores(vllm_config)
     if not asked.requests:
         fewest = max(_FEWEST_REQUESTS, scheduler.max_num_active_seqs or 0)
         scheduler.max_num_seqs = min(scheduler.max_num_seqs, max(fewest, REQUESTS_A_CORE * cores))
@@ -71,6 +90,14 @@ def choose_for_the_host(vllm_config: VllmConfig) -> None:
             "%d and %d); set --max-num-batched-tokens and --max-num-seqs for others.",
             *(*after, cores, *before),
         )
+
+
+def _schedules_where_it_computes(vllm_config: VllmConfig) -> bool:
+    """Say whether the engine's scheduler and its worker are one process, as where an engine has one rank."""
+    from vllm.v1.executor import Executor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    return issubclass(Executor.get_class(vllm_config), UniProcExecutor)
 
 
 def _cores(vllm_config: VllmConfig) -> int:
