@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm.config import KVTransferConfig
 
-from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
+from npu_platform.memory_ledger import MemoryLedger, available_memory, host_memory, tier_bytes
 
 GIB = 2**30
 LEDGER = MemoryLedger(weights=GIB, cache=2 * GIB, device=4 * GIB, tier=3 * GIB, ranks=2, on_host=True, host=16 * GIB)
@@ -33,6 +33,17 @@ def test_what_the_host_does_not_have_is_said_with_the_settings_to_lower() -> Non
     assert problem is not None
     assert "takes 11.00 GiB of a host with 10.00 GiB" in problem
     assert all(name in problem for name in ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "cpu_bytes_to_use"))
+
+
+def test_available_memory_is_the_systems_and_never_more_than_there_is(tmp_path: Path) -> None:
+    account = tmp_path / "meminfo"
+    account.write_text("MemTotal: 99 kB\nMemAvailable:      64 kB\n")
+    assert available_memory(account) == 64 << 10
+    account.write_text(f"MemAvailable: {1 << 40} kB\n")
+    assert available_memory(account) == host_memory()
+    account.write_text("MemFree: 3 kB\n")
+    assert available_memory(account) == 0
+    assert 0 < available_memory() <= host_memory()
 
 
 def test_bytes_of_the_tier_are_the_connectors() -> None:

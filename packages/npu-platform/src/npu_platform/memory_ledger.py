@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MemoryLedger", "host_memory", "tier_bytes"]
+__all__ = ["MemoryLedger", "available_memory", "host_memory", "tier_bytes"]
 
 _GIB = 2.0**30
 
@@ -65,6 +65,12 @@ def host_memory(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path
                 text = (folder / file).read_text().strip() if (folder / file).is_file() else "max"
                 limits += [] if text == "max" else [int(text)]
     return min(limits)
+
+
+def available_memory(account: Path = Path("/proc/meminfo")) -> int:
+    """Return the bytes that the host can give out without swapping, and no more than :func:`host_memory`."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", account.read_text(), re.MULTILINE)
+    return min(int(found[1]) << 10 if found else 0, host_memory())
 
 
 def tier_bytes(transfer: Any) -> int:

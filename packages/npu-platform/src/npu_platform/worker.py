@@ -22,13 +22,13 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
-from npu_platform import batch_invariance, compat, numa, openmp, plan, runners, sleep_mode, triton_models
+from npu_platform import batch_invariance, compat, first_touch, numa, openmp, plan, runners, sleep_mode, triton_models
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.distributed import beats, host_watch, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
-from npu_platform.memory_ledger import MemoryLedger, host_memory, tier_bytes
+from npu_platform.memory_ledger import MemoryLedger, available_memory, host_memory, tier_bytes
 from npu_platform.sleep_mode import NPUSleepMode
 from npu_platform.start_times import StartTimes
 from npu_platform.triton import availability, build
@@ -70,6 +70,7 @@ class NPUWorker(Worker):
         self._cache_bytes = 0
         self._hosts: host_watch.HostWatch | None = None
         self._stopped: stop_watch.StopWatch | None = None
+        self._first_touch: first_touch.FirstTouch | None = None
 
     def init_device(self) -> None:
         """Take this rank's device, join the process groups, measure the memory and build the model runner.
@@ -145,6 +146,11 @@ class NPUWorker(Worker):
             super().initialize_from_config(kv_cache_config)
         self._cache_bytes = torch.npu.memory_allocated(self.device) - before
 
+    def sleep(self, level: int = 1) -> None:
+        """Sleep as vLLM's worker; memory that is given back is not touched ahead any more."""
+        self._touch_no_more()
+        super().sleep(level)
+
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
         short = compat.short_warm_up() if self.use_v2_model_runner else contextlib.nullcontext()
@@ -162,6 +168,8 @@ class NPUWorker(Worker):
             logger.info("npu worker: %s", compiled)
         logger.info("npu worker: up after %s", self.start_times.text())
         self._say_what_ranks_got()
+        if ledger.on_host:
+            self._touch_cache_ahead()
         return times
 
     def summary(self) -> dict[str, str]:
@@ -215,12 +223,25 @@ class NPUWorker(Worker):
             self._hosts.close()
         if self._stopped is not None:
             self._stopped.close()
+        self._touch_no_more()
         super().shutdown()
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
+
+    def _touch_cache_ahead(self) -> None:
+        """Take memory for the first requests, a quarter at most of what the host has to give."""
+        self._touch_no_more()
+        ranks = self.parallel_config.local_world_size * self.parallel_config.data_parallel_size_local
+        caches = first_touch.ranges_of(self.model_runner.kv_caches)
+        self._first_touch = first_touch.FirstTouch(caches, available_memory() // (4 * ranks))
+
+    def _touch_no_more(self) -> None:
+        if self._first_touch is not None:
+            self._first_touch.stop()
+            self._first_touch = None
 
     def _watch_hosts(self, of_all: list[stop_watch.Place]) -> host_watch.HostWatch | None:
         """Let the first ranks of an engine's hosts notice when another one is gone; all ranks call this.
