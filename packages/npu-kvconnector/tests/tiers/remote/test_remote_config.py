@@ -28,6 +28,8 @@ def test_sizes_may_have_units() -> None:
         ({**S3, "codec": "gzip"}, "one of none, zstd, fp8"),
         ({**S3, "credentials": "here"}, "one of environment, boto3"),
         ({**S3, "ttl": -1}, "ttl"),
+        ({**S3, "busy_share": 0}, "busy_share must be a number of at least"),
+        ({**S3, "busy_share": 2}, "part of one core, at most 1"),
         ({**S3, "store_options": {"secret_access_key": "canary"}}, "the stores' own variables"),
         ({**S3, "store_options": {"aws_session_token": "canary"}}, "the stores' own variables"),
         ({"url": "valkeys://user:canary@host/0"}, "VALKEYCLI_AUTH"),
@@ -41,6 +43,22 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
     with pytest.raises(OptionError, match=message) as refusal:
         RemoteConfig.parse(options)
     assert "canary" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_here"),
+    [
+        ({"url": "valkey://localhost/0"}, True),
+        ({"url": "valkeys://[::1]/0"}, True),
+        ({"url": "unix:///run/valkey.sock"}, True),
+        ({**S3, "store_options": {"endpoint": "http://127.0.0.1:9000"}}, True),
+        ({"url": "valkeys://host/0"}, False),
+        ({**S3, "store_options": {"endpoint": "https://minio.example"}}, False),
+        (S3, False),
+    ],
+)
+def test_a_server_on_this_host_is_known(options: dict[str, Any], is_here: bool) -> None:
+    assert RemoteConfig.parse(options).is_on_this_host is is_here
 
 
 @pytest.mark.parametrize(

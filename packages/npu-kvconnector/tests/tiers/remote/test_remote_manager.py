@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
 import os
+import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.tiers.remote import valkey_store
+from npu_kvconnector.tiers.remote.background import BackgroundLoop, loop_for_bulk
+from npu_kvconnector.tiers.remote.config import RemoteConfig
+from npu_kvconnector.tiers.remote.store import Record
 from tests.support.remote_tier import BLOCK, Server, block_of, key_of, s3_options
 from tests.support.server import until
 from tests.support.stores import S3Server, ValkeyServer, tls_relay
@@ -175,6 +183,93 @@ def test_a_stalled_store_costs_a_deadline_and_then_nothing(serve: Serve, valkey:
     assert until(lambda: server.lookup(1) == [True])
     assert server.load(1)[1] == [block_of(1)]
     assert server.counts()["left_alone"] == 0
+
+
+def test_questions_of_one_step_wait_together_for_a_store_that_is_silent(serve: Serve, valkey: ValkeyServer) -> None:
+    server = serve({"url": valkey.url, "lookup_deadline": 0.5})
+    server.store(1)
+    requests = [ReqContext(req_id=f"together-{number}") for number in range(8)]
+    valkey.stall()
+    began = time.monotonic()
+    waiting = dict(enumerate(requests, 2))
+    while waiting:
+        answers = {number: server.tier.lookup(key_of(number), request) for number, request in waiting.items()}
+        waiting = {number: waiting[number] for number, answer in answers.items() if answer is LookupResult.RETRY}
+        assert LookupResult.HIT not in answers.values()
+        server.step()
+    assert 0.4 < time.monotonic() - began < 0.95
+    assert server.counts()["left_alone"] == 1
+    valkey.resume()
+    assert until(lambda: server.lookup(1) == [True])
+
+
+def test_a_store_that_refuses_blocks_is_asked_again(serve: Serve, valkey: ValkeyServer) -> None:
+    import valkey as client
+
+    beside = client.Valkey.from_url(valkey.url)
+    server = serve({"url": valkey.url, "pack_bytes": 4 * BLOCK, "ttl": 60.0})
+    beside.config_set("maxmemory", 1)
+    beside.config_set("maxmemory-policy", "noeviction")
+    assert not server.store(*range(8)).success
+    assert server.counts()["failures"] == 1
+    beside.config_set("maxmemory", 0)
+    assert server.store(*range(8)).success
+    assert server.load(*range(8))[1] == [block_of(number) for number in range(8)]
+    assert all(50_000 < beside.pttl(key) <= 60_000 for key in beside.keys("npukv:*"))
+
+
+@pytest.mark.parametrize("loop", [loop_for_bulk, asyncio.new_event_loop])
+def test_a_block_that_was_given_up_is_not_read_any_more(valkey: ValkeyServer, loop: Any) -> None:
+    """Longer than what the sockets' buffers take, so that its sending has begun and cannot end."""
+    background = BackgroundLoop("test", loop)
+    store = valkey_store.ValkeyStore(RemoteConfig(url=valkey.url), b"r" * 16, 2**26)
+    block = bytearray(2**26)
+
+    async def save(name: bytes) -> None:
+        async with asyncio.timeout(0.3):
+            await store.save([Record(name, b"header", memoryview(block))])
+
+    background.submit(store.find([b"n" * 32])).result()
+    valkey.stall()
+    with pytest.raises(TimeoutError):
+        background.submit(save(b"n" * 32)).result()
+    valkey.resume()
+    gc.collect()
+
+    def is_let_go() -> bool:
+        with contextlib.suppress(BufferError):
+            block.append(0)
+            return True
+        return False
+
+    assert until(is_let_go)
+    assert background.submit(store.find([b"n" * 32])).result() == [False]
+    background.submit(store.save([Record(b"m" * 32, b"header", b"whole")])).result()
+    assert background.submit(store.find([b"n" * 32, b"m" * 32])).result() == [False, True]
+    background.stop(store.close())
+
+
+def test_the_work_of_a_server_on_this_host_counts(serve: Serve, valkey: ValkeyServer, tmp_path: Path) -> None:
+    shares = [
+        serve(options | {"busy_share": 0.3}).tier._restraint._share
+        for options in ({"url": valkey.url}, {"url": f"file://{tmp_path}"}, {"url": "valkeys://elsewhere:6379/0"})
+    ]
+    assert shares == pytest.approx([0.1, 0.3, 0.3])
+
+
+def test_blocks_go_over_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    place = tempfile.TemporaryDirectory()  # a short one: names of sockets have 107 bytes at most
+    valkey = ValkeyServer(tmp_path, unix_socket=f"{place.name}/socket")
+    valkey.start()
+    server = serve({"url": f"unix://{place.name}/socket"})
+    assert server.store(*range(8)).success
+    assert server.load(*range(8))[1] == [block_of(number) for number in range(8)]
+    connections = server.tier._store._client.connection_pool._available_connections
+    sockets = [connection._writer.transport.get_extra_info("socket") for connection in connections]
+    default = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    assert any(each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > default for each in sockets)
+    valkey.kill()
+    place.cleanup()
 
 
 def test_a_store_may_take_as_long_as_the_deadline_says(serve: Serve, valkey: ValkeyServer) -> None:

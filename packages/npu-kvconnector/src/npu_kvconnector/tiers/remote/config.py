@@ -34,6 +34,7 @@ _NUMBERS: dict[str, tuple[type, float]] = {
     "pending_bytes": (int, 1),
     "index_blocks": (int, 1),
     "concurrency": (int, 1),
+    "busy_share": (float, 0.0001),
 }
 
 
@@ -63,6 +64,8 @@ class RemoteConfig:
     """Bytes of blocks on their way at a time; what comes on top is not stored, or computed instead of loaded."""
     index_blocks: int = 2**20
     """Blocks of an object store that this server knows of; about 200 bytes of memory each."""
+    busy_share: float = 0.01
+    """Of one core, that stores take while hardly a core is idle, the server's work counted where it is on this host."""
     refresh: float = 5.0
     """Seconds between looks for objects of other servers."""
     ttl: float | None = None
@@ -94,6 +97,9 @@ class RemoteConfig:
             if getattr(self, name) not in known:
                 msg = f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
                 raise OptionError(msg)
+        if self.busy_share > 1:
+            msg = f"busy_share must be a part of one core, at most 1, not {self.busy_share!r}"
+            raise OptionError(msg)
         if self.ttl is not None and (isinstance(self.ttl, bool) or not self.ttl > 0):
             msg = f"ttl must be a number of seconds above 0, not {self.ttl!r}"
             raise OptionError(msg)
@@ -127,6 +133,13 @@ class RemoteConfig:
     def is_key_value(self) -> bool:
         """Whether the store is Valkey or Redis."""
         return urlsplit(self.url).scheme in KEY_VALUE_SCHEMES
+
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether the store is a server whose work is done by the cores of this host."""
+        parts = urlsplit(self.url)
+        urls = [self.url, *(str(value) for key, value in self.store_options.items() if "endpoint" in key)]
+        return parts.scheme == "unix" or any(_is_loopback(urlsplit(url).hostname) for url in urls)
 
 
 def password_of_valkey() -> str | None:

@@ -1,13 +1,22 @@
-"""ValkeyStore: one record a key in Valkey or Redis; TLS and passwords as the servers' own tools take them."""
+"""ValkeyStore: one record a key in Valkey or Redis; TLS and passwords as the servers' own tools take them.
+
+Note [Sent as it lies]. A value is a header and a block. The client's own commands want it in one piece, which is a copy
+of every block while the engine's Python waits. So the commands that save blocks are written here, and a block goes from
+the host tier to the socket. Until it has been sent its bytes must stay what they are: who gives up sooner cuts the
+connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import valkey.asyncio
-from valkey.exceptions import ValkeyError
+from valkey.exceptions import ResponseError, ValkeyError
 
 from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.tiers.remote.config import KEY_VALUE_SCHEMES, password_of_valkey
@@ -68,7 +77,7 @@ class ValkeyStore:
         await all_of(load(first) for first in range(0, len(names), self._at_a_time))
 
     async def save(self, records: Sequence[Record]) -> None:
-        """Write the records, some at a time: its client copies all that it is to send, and Python waits meanwhile."""
+        """Write the records, some at a time, and wait for the answers before more are sent."""
         for first in range(0, len(records), self._at_a_time):
             await self._save(records[first : first + self._at_a_time])
 
@@ -85,14 +94,41 @@ class ValkeyStore:
         await self._client.aclose()
 
     async def _save(self, records: Sequence[Record]) -> None:
-        async def request() -> None:
-            pipeline = self._client.pipeline(transaction=False)
-            for record in records:
-                value = b"".join([record.header, record.payload])
-                pipeline.set(self._prefix + record.name, value, px=self._milliseconds)
-            await pipeline.execute()
+        parts = [part for record in records for part in self._command(record)]
+        await self._ask(lambda: self._send(parts, len(records)), "save blocks")
 
-        await self._ask(request, "save blocks")
+    def _command(self, record: Record) -> list[Buffer]:
+        """Return what is sent to save a record, in Valkey's protocol; see Note [Sent as it lies]."""
+        key, header, payload = self._prefix + record.name, record.header, memoryview(record.payload).cast("B")
+        words = [b"SET", key, *([] if self._milliseconds is None else [b"PX", b"%d" % self._milliseconds])]
+        size = len(header) + payload.nbytes
+        before, after = words[:2], words[2:]
+        begin = b"*%d\r\n%s$%d\r\n" % (len(words) + 1, b"".join(map(_bulk, before)), size)
+        return [begin + header, payload, b"\r\n" + b"".join(map(_bulk, after))]
+
+    async def _send(self, parts: list[Buffer], answers: int) -> None:
+        """Send commands and read their answers; raise the first that is an error, when all were read."""
+        pool = self._client.connection_pool
+        connection = await pool.get_connection("SET")
+        try:
+            transport = connection._writer.transport
+            _widen(transport.get_extra_info("socket"))
+            errors = []
+            try:
+                await connection.send_packed_command(parts, check_health=False)
+                for _ in range(answers):
+                    try:
+                        await connection.read_response()
+                    except ResponseError as error:
+                        errors.append(error)
+            except BaseException:
+                transport.abort()
+                await connection.disconnect(nowait=True)
+                raise
+            if errors:
+                raise errors[0]
+        finally:
+            await pool.release(connection)
 
     async def _load(self, first: int, names: Sequence[bytes], take: Callable[[int, Buffer], Awaitable[None]]) -> None:
         async def request() -> list[bytes | None]:
@@ -114,6 +150,30 @@ class ValkeyStore:
             # Not its text: a server may repeat what it was sent.
             msg = f"Valkey did not {what} ({type(error).__name__})"
             raise StoreError(msg) from None
+
+
+def _widen(sender: socket.socket) -> None:
+    """Let a socket take several blocks at once, or both sides wake for each part of one.
+
+    One of TCP finds by itself what it needs, but not once it was told: so only where the system grants as much.
+    """
+    if sender.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= _REPLY_BYTES:
+        return
+    if sender.family is socket.AF_UNIX or _granted() >= _REPLY_BYTES // 2:  # the kernel takes it twice
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REPLY_BYTES)
+
+
+@functools.cache
+def _granted() -> int:
+    """Return the most bytes that a program may ask for."""
+    try:
+        return int(Path("/proc/sys/net/core/wmem_max").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
 def _open(config: RemoteConfig) -> Any:
