@@ -4,7 +4,7 @@
 writes rubbish and fails, every fifth lookup raises; ``bad_store`` are every so many stores that fail, ``late_load``,
 ``late_store`` and ``silent_lookup`` every so many that are never answered. ``slow`` and ``slow_lookup`` are seconds: that a
 load or store takes, and that a chunk is not known yet. With ``switch``, the name of a file, all of this begins when the
-file is there.
+file is there. With ``asks`` a chunk is not known when it is first asked for, as of a tier that asks elsewhere.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class FlakyTier(SecondaryTierManager):
         self._rows, self._size = primary_kv_view.cast("B"), self.block_size_bytes
         self.switch = Path(options["switch"]) if "switch" in options else None
         self.slow, self.slow_lookup = options.pop("slow", 0.0), options.pop("slow_lookup", 0.0)
+        self.asks = options.pop("asks", False)
         self.every = options
         self.counts: dict[str, int] = {}
         self.chunks: dict[bytes, bytes] = {}
@@ -60,15 +61,19 @@ class FlakyTier(SecondaryTierManager):
         if self.is_turn("silent_lookup"):
             return LookupResult.RETRY
         now = time.monotonic()
+        if self.asks and key not in self.asked:
+            self.asked[key] = now
+            return LookupResult.RETRY
         if self.slow_lookup and self.misbehaves and now - self.asked.setdefault(key, now) < self.slow_lookup:
             return LookupResult.RETRY
         return LookupResult.HIT if key in self.chunks else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
+        if self.is_turn("late_store"):
+            return
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
             self.chunks[key] = bytes(self._rows[chunk * self._size : (chunk + 1) * self._size])
-        if not self.is_turn("late_store"):
-            self.end(job_metadata.job_id, success=not self.is_turn("bad_store"))
+        self.end(job_metadata.job_id, success=not self.is_turn("bad_store"))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         if self.is_turn("late_load"):

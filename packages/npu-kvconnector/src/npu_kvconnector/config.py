@@ -33,7 +33,7 @@ class GuardConfig:
     """A load that takes longer is waited for no more: its tokens are computed."""
     lookup_seconds: float = 0.5
     """A request waits no longer for a tier to say what it has; so long stands an engine whose requests all ask one that
-    is silent, before the breaker opens."""
+    is silent, before the breaker opens. Where it is not given, a tier that is known to be quick has less."""
     store_seconds: float = 30.0
     """A store that takes longer counts as a failure."""
     call_seconds: float = 0.1

@@ -130,7 +130,8 @@ class NPUTieringSpec(TieringOffloadingSpec):
     def _make_tier(self, number: int, host: HostTier) -> GuardedTier:
         """Return a tier of ``secondary_tiers`` behind its guard."""
         options = dict(self.secondary_tier_configs[number])
-        guard = GuardConfig.parse({**self.extra_config.get("guard", {}), **options.pop("guard", {})})
+        said = {**self.extra_config.get("guard", {}), **options.pop("guard", {})}
+        guard = GuardConfig.parse(said)
         if options["type"] == "p2p":
             logger.info("P2P tier: vLLM's own, over NIXL, unencrypted")  # ours over TCP says so itself
         tier = SecondaryTierFactory.create_secondary_tier(options, host.get_kv_memoryview(), self)
@@ -140,4 +141,6 @@ class NPUTieringSpec(TieringOffloadingSpec):
             label=f"{number + 1}:{tier.tier_type}",
             num_chunks=self.num_chunks,
             blocks_per_chunk=self.blocks_per_chunk,
+            # An answer of one peer says nothing of another's, which may still compute what it is asked for.
+            learns="lookup_seconds" not in said and not options["type"].startswith("p2p"),
         )

@@ -262,6 +262,32 @@ def test_a_request_waits_for_an_answer_only_so_long(guard: GuardedTier, tier: Ti
     assert guard.lookup(A, request()) is LookupResult.RETRY
 
 
+def test_a_tier_that_was_quick_and_is_silent_is_waited_for_less(tier: Tier, clock: Clock) -> None:
+    guard = GuardedTier(tier, CONFIG, label="1:odd", num_chunks=8, blocks_per_chunk=2, learns=True, clock=clock)
+    for number in range(20):
+        tier.answer = LookupResult.RETRY
+        assert guard.lookup(A, request(f"{number}")) is LookupResult.RETRY
+        clock.now += 0.01
+        tier.answer = LookupResult.HIT
+        assert [guard.lookup(key, request(f"{number}")) for key in (A, B)] == [LookupResult.HIT] * 2
+        clock.now += 3.0  # chunks are loaded, and asked for meanwhile
+        assert guard.lookup(A, request(f"{number}")) is LookupResult.HIT
+        guard.on_schedule_end(ScheduleEndContext((f"{number}",), ()))
+    for number in range(100):  # what came in a long step may have been there for all of it, or for none
+        tier.answer = LookupResult.RETRY
+        assert guard.lookup(A, request(f"long-{number}")) is LookupResult.RETRY
+        clock.now += 0.4
+        tier.answer = LookupResult.HIT
+        assert guard.lookup(A, request(f"long-{number}")) is LookupResult.HIT
+    tier.answer = LookupResult.RETRY
+    assert guard.lookup(A, request("r")) is LookupResult.RETRY
+    clock.now += 0.09
+    assert guard.lookup(A, request("r")) is LookupResult.RETRY
+    clock.now += 0.02
+    assert guard.lookup(A, request("r")) is LookupResult.MISS
+    assert guard.loads.failures == 1
+
+
 def test_of_a_silent_tier_that_is_tried_again_one_request_waits_for_an_answer(
     guard: GuardedTier, tier: Tier, clock: Clock
 ) -> None:

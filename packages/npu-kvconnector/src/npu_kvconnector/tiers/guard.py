@@ -17,6 +17,8 @@ waiting for it, but the chunk stays reserved until the tier reports the end.
 from __future__ import annotations
 
 import collections
+import dataclasses
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryT
 
 from npu_kvconnector import metrics
 from npu_kvconnector.tiers.breaker import BreakerState, CircuitBreaker
+from npu_kvconnector.tiers.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -42,6 +45,7 @@ __all__ = ["GuardedTier"]
 logger = init_logger("vllm.npu_kvconnector")
 
 _REMEMBERED = 65_536  # chunks that could not be loaded lately
+_ABOUT = 0.05  # seconds, within which it is known when an answer came
 _POLL_SECONDS = 0.1  # how often a skipped tier is asked for what has ended
 
 
@@ -56,6 +60,7 @@ class GuardedTier(SecondaryTierManager):
         label: str,
         num_chunks: int,
         blocks_per_chunk: int,
+        learns: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Guard ``tier``.
@@ -66,6 +71,7 @@ class GuardedTier(SecondaryTierManager):
             label: the tier in metrics and logs, such as "1:durable".
             num_chunks: chunks of the host tier.
             blocks_per_chunk: KV blocks in a chunk.
+            learns: whether requests wait less for an answer where the tier is known to be quick.
             clock: seconds, for tests.
         """
         # Not super().__init__: the memory and what goes with it are the guarded tier's.
@@ -89,7 +95,8 @@ class GuardedTier(SecondaryTierManager):
         self._ended: list[JobResult] = []  # jobs that the tier did not take
         self._loading: dict[OffloadKey, float] = {}  # until when requests wait for it
         self._failed: collections.OrderedDict[OffloadKey, float] = collections.OrderedDict()  # until when not asked for
-        self._asked: dict[str, float] = {}  # request -> since when it waits for answers
+        self._asked: dict[str, _Wait] = {}  # by request
+        self._patience = Patience(config.lookup_seconds, learns=learns)
         self._trying = ""  # the request that waits, see Note [One asks for all]
         self._last_poll = 0.0
         self._logged: set[tuple[str, str]] = set()
@@ -112,7 +119,11 @@ class GuardedTier(SecondaryTierManager):
             self._count(metrics.SKIPPED_CHUNKS, "load")
             return LookupResult.MISS
         result = self._call("lookup", lambda: self.tier.lookup(key, req_context), LookupResult.MISS, self.loads)
-        return self._in_time(req_context.req_id) if result is LookupResult.RETRY else result
+        if result is LookupResult.RETRY:
+            return self._in_time(req_context.req_id)
+        if req_context.req_id in self._asked:
+            self._note_answer(req_context.req_id)
+        return result
 
     def is_overdue(self, key: OffloadKey) -> bool:
         """Return whether a load of this chunk has outlasted its deadline; see Note [A late load]."""
@@ -265,13 +276,21 @@ class GuardedTier(SecondaryTierManager):
             self._trying = self._trying if self._trying in self._asked else request
             if self._trying != request:
                 return LookupResult.MISS
-        since = self._asked.setdefault(request, now)
-        if now - since <= self._config.lookup_seconds:
+        wait = self._asked.setdefault(request, _Wait(now))
+        if now - wait.since <= self._patience.seconds:
+            wait.asked = now
             return LookupResult.RETRY
-        if since > float("-inf"):  # once a request
-            self._asked[request] = float("-inf")
-            self._note_failed_call("lookup", self.loads, TimeoutError(f"no answer in {now - since:.3f} s"))
+        if wait.since > -math.inf:  # once a request
+            self._note_failed_call("lookup", self.loads, TimeoutError(f"no answer in {now - wait.since:.3f} s"))
+            wait.since = -math.inf
         return LookupResult.MISS
+
+    def _note_answer(self, request: str) -> None:
+        """Take note of the first answer that a request had in time, where no long step hides when it came."""
+        wait, now = self._asked[request], self._clock()
+        if not wait.was_answered and wait.since > -math.inf and now - wait.asked <= _ABOUT:
+            self._patience.note(now - wait.since)
+        wait.was_answered = True
 
     def _begin(self, job: TransferJob, breaker: CircuitBreaker, seconds: float) -> _Job:
         breaker.begin()
@@ -339,6 +358,15 @@ class GuardedTier(SecondaryTierManager):
 
     def _count(self, name: str, operation: str, number: int = 1) -> None:
         self._stats.increase_counter(name, number, (self._label, operation))
+
+
+@dataclasses.dataclass(slots=True)
+class _Wait:
+    """Of a request, for answers: since when, -inf when it was long enough; when it asked last; whether it had one."""
+
+    since: float
+    asked: float = -math.inf
+    was_answered: bool = False
 
 
 class _Job:
