@@ -1,4 +1,4 @@
-"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [new] [bad]``.
+"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [new] [bad] [p2p]``.
 
 copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host, and on CUDA beside
 one between pinned memory and the device. engine: Qwen3-0.6B's shape with random weights. One engine computes prompts and
@@ -7,7 +7,8 @@ own; remote is a Valkey on this host). Beside that: prompts that never come back
 while the prompt of another is loaded, without a connector, with each tier and with ``--peer`` with vLLM's own connector,
 on devices that it knows. new: the same prompts that never come back, but with all engines up at once and asked in turns
 (``tests.benchmarks.kvconnector_new``), which is the figure to trust. bad: throughput when a tier misbehaves
-(``tests.benchmarks.kvconnector_bad``). Each engine is a process of its own. ``--quick``: one round.
+(``tests.benchmarks.kvconnector_bad``). p2p: the first token of a prompt that another server has computed, over TCP and over
+NIXL (``tests.benchmarks.kvconnector_p2p``). Each engine is a process of its own. ``--quick``: one round.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.benchmarks.engine_cases import QWEN3_06B, QWEN3_8B
 from tests.benchmarks.kvconnector_bad import BEHAVIOURS, first_word, misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
 from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
+from tests.benchmarks.kvconnector_p2p import between_servers
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
 CHUNK = 8  # blocks
-PARTS = ("copy", "engine", "new", "bad")
+PARTS = ("copy", "engine", "new", "bad", "p2p")
 TIERS = ("fs", "durable", "remote")
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "Qwen3-8B": QWEN3_8B}
 PEER = "OffloadingConnector"
@@ -46,13 +48,14 @@ PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kvconnector", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="copy, engine, new, bad (default: all)")
+    parser.add_argument("parts", nargs="*", help="copy, engine, new, bad, p2p (default: all)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
     parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=TIERS, help="behind the host's")
     kinds = [first_word(name) for name in BEHAVIOURS][1:]
     parser.add_argument("--bad", nargs="*", default=kinds, choices=kinds, help="how tiers behave in the part bad")
+    parser.add_argument("--plain", action="store_true", help="deadlines and queues of the tiers as they are by default")
     parser.add_argument("--layers", type=int, help="fewer for a trial")
     parser.add_argument("--shape", default="Qwen3-0.6B", choices=SHAPES, help="of the model (default Qwen3-0.6B)")
     parser.add_argument("--peer", action="store_true", help="vLLM's own connector as well, with its host tier")
@@ -78,6 +81,10 @@ def main() -> None:
                 model = contest.folder / "model"
                 table = misbehaving(contest.folder, model, contest.token_bytes, contest.rounds, options.bad)
                 print(f"\n### When a tier misbehaves\n\n{table}", flush=True)
+            if "p2p" in parts:
+                short = not_long(contest.lengths)
+                table = between_servers(contest.folder, contest.folder / "model", contest.token_bytes, short)
+                print(f"\n### From another server\n\n{table}")
 
 
 def copies() -> str:
@@ -181,7 +188,7 @@ class Contest:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         """Make the model; the tiers lie below ``folder``."""
         self.folder, self.lengths, self.rounds = folder, sorted(options.lengths), options.rounds
-        self.engine, self.peer = options.engine, options.peer
+        self.engine, self.peer, self.plain = options.engine, options.peer, options.plain
         shape = dict(SHAPES[options.shape])
         shape["num_hidden_layers"] = layers = options.layers or shape["num_hidden_layers"]
         write = write_shape if self.engine.get("load_format") == "dummy" else write_model
@@ -214,7 +221,7 @@ class Contest:
     def new(self) -> str:
         """Return the table of engines that are up at once."""
         turn = BATCHES * NEW_PROMPTS * (NEW_TOKENS + NEW_ANSWER) * self.token_bytes
-        extra = {"cpu_bytes_to_use": 2 * turn, "guard": PATIENT}
+        extra: dict[str, Any] = {"cpu_bytes_to_use": 2 * turn} | ({} if self.plain else {"guard": PATIENT})
         engines: dict[str, dict[str, Any] | None] = {"none": None, "host": extra | {"secondary_tiers": []}}
         self._open_tiers()
         engines |= {f"host, {name}": extra | {"secondary_tiers": [tier]} for name, tier in self.tiers.items()}
@@ -237,7 +244,7 @@ class Contest:
         store = ValkeyServer(place)
         store.start()  # it is killed when this process ends
         patient = {"deadline": 120.0, "lookup_deadline": 10.0, "pending_bytes": size}
-        return {"type": "remote", "url": store.url, **patient}
+        return {"type": "remote", "url": store.url} | ({} if self.plain else patient)
 
     def _measure(
         self, name: str, tiers: list[dict[str, Any]] | None, lengths: list[int], parts: list[str], seed: int

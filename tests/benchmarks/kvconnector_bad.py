@@ -1,7 +1,7 @@
 """What a tier that misbehaves costs: the part "bad" of ``tests.benchmarks.kvconnector``.
 
 Half of the prompts were stored before in a tier that then begins to fail, to be slow or to be silent (the guard has its own
-deadlines); the others are new. Beside that an engine without a connector, which computes all of them, and one whose tier
+deadlines), or in a Valkey that then is stopped; the others are new. Beside that an engine without a connector, which computes all of them, and one whose tier
 goes on as it should. In turns, each engine in a process of its own.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import statistics
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.kvconnector_engine import MIXED, NEW_ANSWER, NEW_TOKENS, in_a_process
 from tests.benchmarks.results import abba
+from tests.support.stores import ValkeyServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,13 @@ BEHAVIOURS: dict[str, dict[str, Any] | None] = {
     "a tier as it should be": {},
     "slow: a load and a store take 2 s, an answer 0.5 s": {"slow": 2.0, "slow_lookup": 0.5},
     "failing: all loads and stores, every fifth question": {"bad_load": 1, "bad_store": 1, "bad_lookup": 5},
-    "silent: no answer to any question, load or store": {"silent_lookup": 1, "late_load": 1, "late_store": 1},
+    "silent: no answer to any question, load or store": {
+        "asks": True,
+        "silent_lookup": 1,
+        "late_load": 1,
+        "late_store": 1,
+    },
+    "stopped: the remote tier, its Valkey stopped by SIGSTOP": {"type": "remote"},
 }
 GOAL = 0.97
 
@@ -68,9 +76,12 @@ def one_engine(
 ) -> list[float]:
     """Return the seconds of one engine."""
     tokens = 2 * MIXED * (NEW_TOKENS + NEW_ANSWER)
-    extra = None
+    extra, store = None, None
     if behaviour is not None:
         tier = {"type": "FlakyTier", "module_path": "tests.support.flaky_tier", "switch": str(switch), **behaviour}
+        if behaviour.get("type") == "remote":
+            store = Stopped(switch)
+            tier = {**behaviour, "url": store.url, "pending_bytes": tokens * token_bytes}
         extra = {"cpu_bytes_to_use": tokens * token_bytes, "secondary_tiers": [tier]}
     found = in_a_process(
         model=str(model),
@@ -82,4 +93,21 @@ def one_engine(
         parts=["mixed"],
         switch=str(switch),
     )
+    if store is not None:
+        store.kill()
     return found["mixed"]
+
+
+class Stopped(ValkeyServer):
+    """A Valkey that is stopped as soon as there is a file."""
+
+    def __init__(self, switch: Path) -> None:
+        """Start it."""
+        super().__init__(switch.parent)
+        self.start()
+        threading.Thread(target=self._watch, args=(switch,), daemon=True).start()
+
+    def _watch(self, switch: Path) -> None:
+        while not switch.exists():
+            time.sleep(0.001)
+        self.stall()

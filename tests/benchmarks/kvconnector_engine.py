@@ -17,6 +17,7 @@ __all__ = ["MIXED", "NEW_ANSWER", "NEW_PROMPTS", "NEW_TOKENS", "OURS", "in_a_pro
 OURS = "NPUOffloadConnector"
 NEW_PROMPTS, NEW_TOKENS, NEW_ANSWER = 8, 256, 16
 MIXED = 24  # prompts that come back, among as many new ones
+KNOWN = 20  # prompts before them
 REPEATS, NEW_REPEATS = 3, 5
 QUIET = 24  # steps of a request that is alone
 LONGEST = 120.0  # seconds that storing may take after the last token
@@ -206,10 +207,15 @@ def measure_gaps(engine: Engine, prompt: list[int], part: str) -> dict[str, list
 
 
 def measure_mixed(engine: Engine, new: list[list[int]], switch: str, *, has_tiers: bool) -> float:
-    """Return the seconds for new prompts and as many that are in no tier but the last, which then misbehaves."""
+    """Return the seconds for new prompts and as many that are in no tier but the last, which then misbehaves.
+
+    Before that some short prompts are asked one at a time: the tier is known by what it answers.
+    """
     old = [prompt_of(NEW_TOKENS, 1_000_000 + number) for number in range(len(new))]
     engine.ask(old, 1)
     forget(engine, "tier" if has_tiers else "host")
+    for number in range(KNOWN):
+        engine.ask([prompt_of(32, 2_000_000 + number)], 1)
     if switch:
         Path(switch).touch()
     return engine.ask([prompt for pair in zip(old, new, strict=True) for prompt in pair], NEW_ANSWER)[0]
