@@ -111,18 +111,27 @@ EDITS = {
         (r"attention_backend=attn_backend, ", ""),
         (r'attention_backend="TRITON_ATTN"', ""),
     ],
+    "v1/kv_offload/cpu/test_gpu_worker.py": [
+        (
+            r"(?=from vllm.v1.kv_offload.cpu.shared_offload_region import)",
+            "from our_host_worker import OurHostWorker\n",
+        ),
+        (r"\bCPUOffloadingWorker\(\n", "OurHostWorker(\n"),
+        (r"\.view\(-1, gpu_page_size_bytes\)", ".reshape(-1, gpu_page_size_bytes)"),
+    ],
     "v1/structured_output/test_structured_output_manager.py": OWN_TOKENIZER,
     "v1/worker/test_gpu_model_runner.py": [
         (r"(?=from vllm.v1.worker.gpu_worker import)", "from npu_platform.model_runner import NPUModelRunner\n"),
         (r"\bGPUModelRunner\(vllm_config", "NPUModelRunner(vllm_config"),
     ],
 }
-"""vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's; where it skips
-itself on other devices than CUDA's, or takes their attention, it takes npu's; where it knows accelerators that are not
-like CUDA, it knows npu; where it wants a large device for a model that is small here, any will do; where an engine's
-configuration names a backend of attention that npu refuses, and only NIXL is tried, it names none; where it takes another
-model's tokenizer, it takes that model, which has as many tokens; where it forbids a word that the small models never say,
-it forbids some that they do; a server has twenty minutes to start, since several share two cores; and where it arms CUDA's
+"""vLLM's helpers: what memory a device has left is asked of NVML. Where a test makes a runner, it is npu's, and where it
+makes a worker of offloading npu-kvconnector's, whose places in a chunk are no whole tensors; where it skips itself on
+other devices than CUDA's, or takes their attention, it takes npu's; where it knows accelerators that are not like CUDA,
+it knows npu; where it wants a large device for a model that is small here, any will do; where an engine's configuration
+names a backend of attention that npu refuses, and only NIXL is tried, it names none; where it takes another model's
+tokenizer, it takes that model, which has as many tokens; where it forbids a word that the small models never say, it
+forbids some that they do; a server has twenty minutes to start, since several share two cores; and where it arms CUDA's
 report of waits, which vLLM leaves off on other devices, it does not."""
 AS_THEY_ARE = (
     "v1/worker/test_gpu_profiler.py",
@@ -218,7 +227,8 @@ def prepare(sources: Path, work: Path) -> None:
         shutil.copytree(sources / folder, copy / folder)
     shutil.copy(sources / "pyproject.toml", copy)
     (work / "plugins").mkdir()
-    shutil.copy(HERE / "as_in_a_worker.py", work / "plugins")
+    for name in ("as_in_a_worker.py", "our_host_worker.py"):
+        shutil.copy(HERE / name, work / "plugins")
     for name, edits in EDITS.items():
         edit(copy / "tests" / name, edits)
     for path in copy.glob("tests/**/test_*.py"):
