@@ -86,7 +86,7 @@ def test_row(name: str, workshop: Workshop, baselines: Any, tmp_path: Path) -> N
         assert one.typical <= limit, f"{dtype}: {one}, noise {noise}"
         assert one.widest <= WIDEST * limit, f"{dtype}: {one}, noise {noise}"
     assert_used(row, found["bfloat16"])
-    keep(name, row, noise, near)
+    keep(name, row, noise, near, found["bfloat16"].runner)
 
 
 def compared(one: EngineRun, other: EngineRun) -> Nearness:
@@ -108,11 +108,12 @@ def assert_used(row: Row, run: EngineRun) -> None:
         assert (run.graphs_captured > 0) == (row["graphs"] != "eager")
 
 
-def keep(name: str, row: Row, noise: float, near: dict[str, Nearness]) -> None:
+def keep(name: str, row: Row, noise: float, near: dict[str, Nearness], runner: str) -> None:
     """Write what a row gave that passed, for the page."""
     if RESULTS:
         Path(RESULTS).mkdir(parents=True, exist_ok=True)
-        result = {"row": row, "noise": noise, "near": {dtype: asdict(one) for dtype, one in near.items()}}
+        apart = {dtype: asdict(one) for dtype, one in near.items()}
+        result = {"row": row, "runner": runner, "noise": noise, "near": apart}
         result_of(name).write_text(json.dumps(result))
 
 
