@@ -107,13 +107,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "Zamba 2": models.tiny_zamba2,
     "images": lambda folder: multimodal.tiny_qwen2_5_vl(folder, num_key_value_heads=4),
 }
-REFUSED: dict[tuple[str, str], str] = {
-    # vLLM's code of these two does not leave out what GPTQ stores of an order that it has not, and takes the shared MLP's
-    # adapters, whose names begin with that of its projection, for quantised
-    ("GPTQ", "Jamba"): "_g_idx' for checkpoint weight",
-    ("GPTQ", "Zamba 2"): "gate_up_proj_adapter_list.0.A.weight' in Zamba2ForCausalLM",
-}
-"""A format and a kind -> what the engine, here vLLM itself, says at start."""
+REFUSED: dict[tuple[str, str], str] = {}
+"""A format and a kind -> what the engine says at start that refuses them."""
 
 CASES = [(form, kind) for form in FORMATS for kind in KINDS]
 _ENGINE: dict[str, Any] = {

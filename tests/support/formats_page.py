@@ -63,10 +63,7 @@ rounds the weights again to the largest of them when it loads, on any device; th
 | AutoAWQ, torchao | not tried: AutoAWQ is no longer maintained, and torchao's method is refused on npu by name |
 """
 _UNKNOWN = "no time that was written down"
-_WHY: dict[str, str] = {
-    "_g_idx' for checkpoint weight": "vLLM's Jamba does not leave out what GPTQ stores beside experts of the order of activations, used or not",
-    "gate_up_proj_adapter_list.0.A.weight' in Zamba2ForCausalLM": "vLLM takes the adapters of the shared MLP for quantised, whose names begin as that of its projection does",
-}
+_WHY: dict[str, str] = {}
 """What is refused, by what is said."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

@@ -5,16 +5,17 @@ vLLM's own configuration asks for Marlin, and refuses both.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
 from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod, set_weight_attrs
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig, AutoGPTQMoEMethod, get_moe_quant_method
-from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
+from vllm.model_executor.layers.quantization.utils.gptq_utils import flatten_list, get_linear_quant_method
 from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
@@ -127,6 +128,17 @@ class NpuGPTQExperts(QuantizedExperts, AutoGPTQMoEMethod):
             msg = "GPTQ experts with activation order (desc_act) are not loaded by vLLM: quantise them without."
             raise UnsupportedLayerError(msg)
 
+    def create_weights(self, layer: Any, num_experts: int, *sizes: Any, **more: Any) -> None:
+        """As the base method, and a place for what a checkpoint may say of an order that it does not have.
+
+        vLLM leaves that out, but for models that keep no configuration of quantisation.
+        """
+        super().create_weights(layer, num_experts, *sizes, **more)
+        for name in ("w13_g_idx", "w2_g_idx"):
+            order = nn.Parameter(torch.empty(0, dtype=torch.int32), requires_grad=False)
+            set_weight_attrs(order, {"weight_loader": _not_loaded})
+            layer.register_parameter(name, order)
+
     def process_weights_after_loading(self, layer: Any) -> None:
         """Repack: qweight int32 [E, K / pack, N], scales [E, groups, N], qzeros int32 [E, groups, N / pack]."""
         config = self.quant_config
@@ -146,6 +158,11 @@ class NpuGPTQExperts(QuantizedExperts, AutoGPTQMoEMethod):
 
         group = config.group_size
         self.pack_integers(layer, bits, group, lambda e: integers("w13", e), lambda e: integers("w2", e))
+
+
+def _not_loaded(**_: Any) -> bool:
+    """Take the place of a loader of weights; says that there was nothing for this rank."""
+    return False
 
 
 @register_quantization_config("auto_gptq")
@@ -189,7 +206,20 @@ class NpuGPTQConfig(AutoGPTQConfig):
         """Return the method of a linear layer, quantised head or mixture of experts."""
         if isinstance(layer, RoutedExperts):
             return get_moe_quant_method(self, layer, prefix, NpuGPTQExperts)
+        if isinstance(layer, LinearBase) and self._begins_as_another(prefix):
+            return UnquantizedLinearMethod()
         return get_linear_quant_method(self, layer, prefix, NpuGPTQLinearMethod)
+
+    def _begins_as_another(self, prefix: str) -> bool:
+        """Say whether a layer is quantised to vLLM for a name alone that goes on where that of a quantised layer ends.
+
+        Zamba 2's `gate_up_proj_adapter_list` is no `gate_up_proj`.
+        """
+        before, dot, last = prefix.rpartition(".")
+        parts = [f"{before}{dot}{part}" for part in self.packed_modules_mapping.get(last, [last])]
+        listed = flatten_list(self.modules_in_block_to_quantize)
+        named = [(name, part) for name in listed for part in parts if name in part]
+        return bool(named) and not any(re.search(rf"{re.escape(name)}(?!\w)", part) for name, part in named)
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
         """Keep the order of activations where it matters."""
