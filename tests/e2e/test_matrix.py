@@ -125,10 +125,7 @@ def result_of(name: str) -> Path:
 @pytest.mark.nightly
 @pytest.mark.parametrize("apart", [pytest.param(one, id=one.why) for one in features.APART if one.said])
 def test_what_is_refused_together_is_refused_at_start(apart: Apart, workshop: Workshop, tmp_path: Path) -> None:
-    kinds = {name: kind for kind, names in DIMENSIONS.items() for name in names}
-    row = baseline({kind: next(iter(names)) for kind, names in DIMENSIONS.items()})
-    row |= {kinds[name]: name for name in (min(some) for some in apart.features)}
-    assert apart.forbids(row)
+    row = features.refused(apart)
     with pytest.raises(AssertionError, match=apart.said):
         run(workshop, row, row, tmp_path)
 

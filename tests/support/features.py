@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ __all__ = [
     "allowed",
     "baseline",
     "name_of",
+    "refused",
     "rows",
     "those_beside_the_baselines",
 ]
@@ -217,6 +219,14 @@ def those_beside_the_baselines() -> list[str]:
 def baseline(row: Row) -> Row:
     """Return the row of the eager engine that says what this one is to say."""
     return {name: row[name] if name in CONTENT else next(iter(DIMENSIONS[name])) for name in DIMENSIONS}
+
+
+def refused(apart: Apart) -> Row:
+    """Return an engine with features that do not go together, and that nothing else keeps from going together."""
+    kinds = {name: kind for kind, names in DIMENSIONS.items() for name in names}
+    plain = {kind: next(iter(names)) for kind, names in DIMENSIONS.items()}
+    tried = [plain | {kinds[name]: name for name in some} for some in itertools.product(*map(sorted, apart.features))]
+    return next(row for row in tried if [one for one in APART if one.forbids(row)] == [apart])
 
 
 def name_of(row: Row) -> str:
