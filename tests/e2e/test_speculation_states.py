@@ -29,6 +29,9 @@ BY_CHANCE = SYNTHETIC | {"synthetic_acceptance_rates": [0.8, 0.6, 0.4]}
 ALL_ACCEPTED = SYNTHETIC | {"synthetic_acceptance_length": DRAFTS + 1.0}
 TALKS = models.prompt_token_ids([290, 170], seed=2)
 LONG = 150  # tokens, more than a block of any of these models holds
+TIER = {"cpu_bytes_to_use": "256MiB", "offload_prompt_only": False}
+OFFLOAD = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": TIER}
+FORGET = {"calls": [["reset_prefix_cache", {}]]}
 HYBRIDS = ["granite_hybrid", "lfm2", "qwen3_next"]
 
 
@@ -90,7 +93,10 @@ def test_a_head_for_gated_delta_nets(
 def cached(
     targets: dict[str, Path], head: drafters.Drafter, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[EngineRun]]:
-    """Long answers, and the same conversations going on, with drafts and a prefix cache beside neither."""
+    """Long answers, and the same conversations going on: with neither drafts nor a prefix cache, with both, and with a tier.
+
+    The engine with a tier of blocks on the host forgets those of its device in between.
+    """
     assert head is not None, "which comes with one of the models"
     folder = tmp_path_factory.mktemp("cached")
     known = {"method": "custom_class", "model": "tests.support.proposers.Known", "num_speculative_tokens": DRAFTS}
@@ -113,7 +119,10 @@ def cached(
     both = [engine | {"speculative_config": known, "enable_prefix_caching": True} for engine in engines]
     environ = {"KNOWN_TEXTS": str(folder / "texts.json")}
     found = run_scenarios(folder / "found", scenarios_of(both, rounds), environ)
-    return {name: list(pair) for name, *pair in zip(HYBRIDS, expected, found, strict=True)}
+    tiered = [engine | {"kv_transfer_config": OFFLOAD} for engine in both]
+    forgetful = [[one, FORGET, other] for one, other in rounds]
+    offloaded = run_scenarios(folder / "offloaded", scenarios_of(tiered, forgetful), environ)
+    return {name: list(runs) for name, *runs in zip(HYBRIDS, expected, found, offloaded, strict=True)}
 
 
 def scenarios_of(engines: list[dict[str, Any]], rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -127,8 +136,17 @@ def texts_of(prompts: list[list[int]], answers: list[list[int]]) -> list[list[in
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_states_of_prefixes_are_cached_with_drafts(name: str, cached: dict[str, list[EngineRun]]) -> None:
     """The state of the last accepted token goes on in the next block, and prompts are found as without drafts."""
-    plain, both = cached[name]
+    plain, both, _ = cached[name]
     assert both.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
     assert [both.tokens(number) for number in (0, 1)] == [plain.tokens(number) for number in (0, 1)]
     assert min(output["cached"] for output in both.rounds[1]) > 0
     assert max(output["cached"] for output in plain.rounds[1]) == 0
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_of_prefixes_come_back_from_the_host_with_drafts(name: str, cached: dict[str, list[EngineRun]]) -> None:
+    plain, _, offloaded = cached[name]
+    assert offloaded.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
+    assert [offloaded.tokens(number) for number in (0, 2)] == [plain.tokens(number) for number in (0, 1)]
+    assert min(output["cached"] for output in offloaded.rounds[2]) > 0
+    assert offloaded.metrics["vllm:kv_offload_load_bytes"] > 0

@@ -161,11 +161,10 @@ APART: tuple[Apart, ...] = (
         why="vLLM cuts prompts where it keeps states of them",
         said="Chunked prefill is required for mamba cache mode 'align'",
     ),
-    _apart("states", "prefix caching", _DRAFTED, why="`tests/e2e/test_speculation_states.py` has them"),
     _apart(
         "states",
         "KV offload",
-        f"no prefix caching|whole prompts|{_DRAFTED}",
+        "no prefix caching|whole prompts",
         why="blocks of states and of attention are alike only where prefixes are cached",
         said="need --enable-prefix-caching to align block sizes",
     ),
