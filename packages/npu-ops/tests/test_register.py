@@ -176,6 +176,7 @@ print("equal")
 def test_quantised_layers_choose_the_kernels_and_name_what_they_lack(registered):
     code = """
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel, init_fp8_linear_kernel, init_int8_linear_kernel
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8DynamicTokenSym, kFp8Static128BlockSym, kFp8StaticTensorSym
 from vllm.scalar_type import scalar_types as types
@@ -201,6 +202,13 @@ with set_current_vllm_config(config):
     try: get_quantization_config("auto_gptq").from_config({**gptq, "dynamic": {"+:.*down.*": {"desc_act": False}}})
     except ValueError as error: assert "one desc_act" in str(error)
     else: raise AssertionError
+    listed = {**gptq, "desc_act": False, "modules_in_block_to_quantize": [["mlp.up_proj", "mlp.gate_proj"]]}
+    listed = get_quantization_config("auto_gptq").from_config(listed)
+    listed.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
+    layer = ReplicatedLinear.__new__(ReplicatedLinear)
+    method = lambda name: type(listed.get_quant_method(layer, f"layers.0.mlp.{name}")).__name__
+    assert method("up_proj") == method("gate_up_proj") == method("up_proj.0") == "NpuGPTQLinearMethod"
+    assert method("up_proj_adapters.0.A") == method("down_proj") == "UnquantizedLinearMethod"
 print("chosen")
 """
     assert registered(code)[-1] == "chosen"
