@@ -27,12 +27,13 @@ ENTRY_POINTS = """
 [vllm.general_plugins]
 users_parts = tests.support.users_parts:register
 [vllm.logits_processors]
-few_tokens = tests.support.few_tokens:FewTokens
+few_tokens = {processor}
 [vllm.io_processor_plugins]
 lengths = tests.support.users_processor:lengths
 [vllm.endpoint_plugins]
 device_memory = tests.support.users_endpoint:DeviceMemory
 """
+PROCESSORS = {"V1": "tests.support.few_tokens:FewTokens", "V2": "tests.support.few_tokens_v2:FewTokens"}
 PROMPTS, LENGTHS, FEW = models.prompt_token_ids([5, 40], seed=8), [3, 20], 300
 BEGIN = """
 import json, sys
@@ -44,13 +45,16 @@ settings = dict(model=folder, dtype="float32", max_model_len=256, max_num_seqs=4
 GENERATING = """
 base = dict(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=0)
 both = [SamplingParams(**base), SamplingParams(**base, extra_args={"few_tokens": few})]
+v2 = set()
 def run(**more):
     llm = LLM(**settings | more, skip_tokenizer_init=True)
+    v2.add(llm.llm_engine.vllm_config.use_v2_model_runner)
     answers = [llm.generate([{"prompt_token_ids": ids} for ids in asked], one, use_tqdm=False) for one in both]
     llm.llm_engine.engine_core.shutdown()
     return [[[[token, step[token].logprob] for token, step in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)]
              for output in outputs] for outputs in answers]
-print("SAID " + json.dumps([run(), run(hf_overrides={"architectures": ["HalvedLlama"]})]))
+ran = [run(), run(hf_overrides={"architectures": ["HalvedLlama"]})]
+print("SAID " + json.dumps([v2.pop(), *ran]))
 """
 POOLING = """
 llm = LLM(**settings, runner="pooling", io_processor_plugin="lengths")
@@ -59,8 +63,12 @@ print("SAID " + json.dumps(output.outputs))
 """
 
 
-def test_a_model_and_a_processor_of_logits(tmp_path: Path) -> None:
-    plain, halved = said(tmp_path, models.tiny_llama(tmp_path / "model"), GENERATING, PROMPTS)
+@pytest.mark.parametrize("runner", PROCESSORS)
+def test_a_model_and_a_processor_of_logits(runner: str, tmp_path: Path) -> None:
+    """The engine has the runner that the processor is written for."""
+    folder = models.tiny_llama(tmp_path / "model")
+    v2, plain, halved = said(tmp_path, folder, GENERATING, PROMPTS, PROCESSORS[runner])
+    assert v2 == (runner == "V2")
     free, few = plain
     assert all(token < FEW for answer in few for token, _ in answer)
     assert any(token >= FEW for answer in free for token, _ in answer)
@@ -93,16 +101,16 @@ def test_a_route_of_the_server(tmp_path: Path) -> None:
     assert answer.json()["bytes"] > 0
 
 
-def beside_the_package(site: Path) -> dict[str, str]:
+def beside_the_package(site: Path, processor: str = PROCESSORS["V1"]) -> dict[str, str]:
     """Put the user's package into a folder; return what a process needs to find it."""
-    add_distribution(site, "users-parts", "1.0", ENTRY_POINTS)
+    add_distribution(site, "users-parts", "1.0", ENTRY_POINTS.format(processor=processor))
     return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
 
 
-def said(tmp_path: Path, folder: Path, program: str, asked: Any) -> Any:
+def said(tmp_path: Path, folder: Path, program: str, asked: Any, *processor: str) -> Any:
     """Run a program beside the installed package, with the engine in a process of its own."""
     site = tmp_path / "site"
-    environ = beside_the_package(site) | {"NPU_SIMULATOR_MEMORY": "2GiB"}
+    environ = beside_the_package(site, *processor) | {"NPU_SIMULATOR_MEMORY": "2GiB"}
     done = run_program(BEGIN + program, str(site), str(folder), json.dumps(asked), str(FEW), **environ)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
     assert line is not None, done.stderr[-4000:]

@@ -129,7 +129,8 @@ def test_events_of_the_cache_and_its_reset(server: Server, events: tuple[str, An
     prompt = " ".join(str(number) for number in range(60))
     server.ask("/v1/completions", prompt=prompt, max_tokens=2, temperature=0)
     assert "BlockStored" in next_events(events[1])
-    assert httpx.post(f"{server.url}/reset_prefix_cache", trust_env=False).status_code == 200
+    for cache in ("prefix", "mm", "encoder"):
+        assert httpx.post(f"{server.url}/reset_{cache}_cache", trust_env=False).status_code == 200
     server.ask("/v1/completions", prompt=prompt, max_tokens=2, temperature=0)  # events leave with a step
     assert "AllBlocksCleared" in next_events(events[1], "AllBlocksCleared")
 

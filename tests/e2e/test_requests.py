@@ -18,6 +18,8 @@ pytestmark = pytest.mark.nightly
 PROMPTS = models.prompt_token_ids([5, 40, 130], seed=8)
 NEW = 6
 NEAR = 1e-3
+CHOSEN = ("few", "allowed", "biased", "without")
+PROCESSORS = {"V1": "tests.support.few_tokens:FewTokens", "V2": "tests.support.few_tokens_v2:FewTokens"}
 SETTINGS = """
 import json, sys
 sys.path.insert(0, ".")
@@ -35,7 +37,8 @@ def tokens(outputs):
 """
 ASKED = """
 settings["skip_tokenizer_init"] = False  # beam search asks for one
-llm = LLM(**settings, max_logprobs=20, scheduling_policy="priority", logits_processors=["tests.support.few_tokens:FewTokens"])
+llm = LLM(**settings, max_logprobs=20, scheduling_policy="priority", logits_processors=[sys.argv[3]])
+said["V2"] = llm.llm_engine.vllm_config.use_v2_model_runner
 def ask(**more):
     return llm.generate(asked, SamplingParams(**base | more), use_tqdm=False)
 plain = ask()
@@ -48,6 +51,8 @@ said["several"] = tokens(ask(n=3, temperature=1.0, seed=5))
 said["several again"] = tokens(ask(n=3, temperature=1.0, seed=5))
 said["few"] = tokens(ask(extra_args={"few_tokens": 300}))
 said["allowed"] = tokens(ask(allowed_token_ids=[7, 11, 900]))
+said["first"] = first
+said["without"] = tokens(ask(bad_words=[f"w{token}" for token in first]))
 said["biased"] = tokens(ask(logit_bias={42: 100.0}))
 said["stopped"] = [output.outputs[0].finish_reason for output in ask(stop_token_ids=first)]
 said["not yet"] = tokens(ask(stop_token_ids=first, min_tokens=4))
@@ -83,14 +88,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.with_tokenizer(models.tiny_llama(tmp_path_factory.mktemp("requests") / "model"))
 
 
-@pytest.fixture(scope="module")
-def asked(folder: Path) -> dict[str, Any]:
-    return ask(ASKED, folder)[0]
+@pytest.fixture(scope="module", params=PROCESSORS)
+def asked(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a processor of logits is written for decides which of vLLM's runners the engine has."""
+    said = ask(ASKED, folder, PROCESSORS[request.param])[0]
+    assert said["V2"] == (request.param == "V2")
+    return said
 
 
-def ask(program: str, folder: Path) -> tuple[dict[str, Any], str]:
+def ask(program: str, folder: Path, *more: str) -> tuple[dict[str, Any], str]:
     environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "2GiB"}
-    done = run_program(SETTINGS + program, str(folder), json.dumps(PROMPTS), **environ)
+    done = run_program(SETTINGS + program, str(folder), json.dumps(PROMPTS), *more, **environ)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
     assert line is not None, done.stderr[-4000:]
     said = json.loads(line.removeprefix("SAID "))
@@ -123,10 +131,11 @@ def test_beams_have_their_own_sum_and_begin_with_the_best(asked: dict[str, Any],
 
 
 def test_what_tokens_may_be_chosen(asked: dict[str, Any]) -> None:
-    flat = {name: {token for (answer,) in asked[name] for token in answer} for name in ("few", "allowed", "biased")}
+    flat = {name: {token for (answer,) in asked[name] for token in answer} for name in CHOSEN}
     assert max(flat["few"]) < 300
     assert flat["allowed"] <= {7, 11, 900}
     assert flat["biased"] == {42}
+    assert flat["without"].isdisjoint(asked["first"])
     assert all(len(set(answer)) == 30 for (answer,) in asked["penalised"]), "twos would be dear"
 
 
