@@ -7,6 +7,7 @@ any token of the step before; transformers must find the chosen tokens as likely
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,16 +90,21 @@ def test_a_head_for_gated_delta_nets(
         drafters.assert_drafted(target, head, prompt, output, DRAFTS)
 
 
-@pytest.fixture(scope="module")
-def cached(
-    targets: dict[str, Path], head: drafters.Drafter, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[EngineRun]]:
-    """Long answers, and the same conversations going on: with neither drafts nor a prefix cache, with both, and with a tier.
+@dataclass(frozen=True)
+class Talks:
+    """What engines with drafts and a prefix cache are asked, after what they draft, and what plain ones said to it."""
 
-    The engine with a tier of blocks on the host forgets those of its device in between.
-    """
+    engines: list[dict[str, Any]]
+    rounds: list[list[dict[str, Any]]]
+    environ: dict[str, str]
+    expected: list[EngineRun]
+
+
+@pytest.fixture(scope="module")
+def talks(targets: dict[str, Path], head: drafters.Drafter, tmp_path_factory: pytest.TempPathFactory) -> Talks:
+    """Long answers, and the same conversations going on, of engines with neither drafts nor a prefix cache."""
     assert head is not None, "which comes with one of the models"
-    folder = tmp_path_factory.mktemp("cached")
+    folder = tmp_path_factory.mktemp("talks")
     known = {"method": "custom_class", "model": "tests.support.proposers.Known", "num_speculative_tokens": DRAFTS}
     sampling = {"temperature": 0.0, "max_tokens": LONG}
     sizes = {"max_model_len": 1024, "max_num_batched_tokens": 64}
@@ -117,12 +123,23 @@ def cached(
     ]
     (folder / "texts.json").write_text(json.dumps(texts))
     both = [engine | {"speculative_config": known, "enable_prefix_caching": True} for engine in engines]
-    environ = {"KNOWN_TEXTS": str(folder / "texts.json")}
-    found = run_scenarios(folder / "found", scenarios_of(both, rounds), environ)
-    tiered = [engine | {"kv_transfer_config": OFFLOAD} for engine in both]
-    forgetful = [[one, FORGET, other] for one, other in rounds]
-    offloaded = run_scenarios(folder / "offloaded", scenarios_of(tiered, forgetful), environ)
-    return {name: list(runs) for name, *runs in zip(HYBRIDS, expected, found, offloaded, strict=True)}
+    return Talks(both, rounds, {"KNOWN_TEXTS": str(folder / "texts.json")}, expected)
+
+
+@pytest.fixture(scope="module")
+def cached(talks: Talks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EngineRun, EngineRun]]:
+    """The plain engines' answers, and those with both."""
+    found = run_scenarios(tmp_path_factory.mktemp("cached"), scenarios_of(talks.engines, talks.rounds), talks.environ)
+    return dict(zip(HYBRIDS, zip(talks.expected, found, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def offloaded(talks: Talks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EngineRun, EngineRun]]:
+    """The plain engines' answers, and those with both that forget, between the talks, what is not on the host."""
+    engines = [engine | {"kv_transfer_config": OFFLOAD} for engine in talks.engines]
+    scenarios = scenarios_of(engines, [[one, FORGET, other] for one, other in talks.rounds])
+    found = run_scenarios(tmp_path_factory.mktemp("offloaded"), scenarios, talks.environ)
+    return dict(zip(HYBRIDS, zip(talks.expected, found, strict=True), strict=True))
 
 
 def scenarios_of(engines: list[dict[str, Any]], rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -134,19 +151,22 @@ def texts_of(prompts: list[list[int]], answers: list[list[int]]) -> list[list[in
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_states_of_prefixes_are_cached_with_drafts(name: str, cached: dict[str, list[EngineRun]]) -> None:
+def test_states_of_prefixes_are_cached_with_drafts(name: str, cached: dict[str, tuple[EngineRun, EngineRun]]) -> None:
     """The state of the last accepted token goes on in the next block, and prompts are found as without drafts."""
-    plain, both, _ = cached[name]
+    plain, both = cached[name]
     assert both.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
     assert [both.tokens(number) for number in (0, 1)] == [plain.tokens(number) for number in (0, 1)]
     assert min(output["cached"] for output in both.rounds[1]) > 0
     assert max(output["cached"] for output in plain.rounds[1]) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_states_of_prefixes_come_back_from_the_host_with_drafts(name: str, cached: dict[str, list[EngineRun]]) -> None:
-    plain, _, offloaded = cached[name]
-    assert offloaded.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
-    assert [offloaded.tokens(number) for number in (0, 2)] == [plain.tokens(number) for number in (0, 1)]
-    assert min(output["cached"] for output in offloaded.rounds[2]) > 0
-    assert offloaded.metrics["vllm:kv_offload_load_bytes"] > 0
+def test_states_of_prefixes_come_back_from_the_host_with_drafts(
+    name: str, offloaded: dict[str, tuple[EngineRun, EngineRun]]
+) -> None:
+    plain, both = offloaded[name]
+    assert both.metrics["vllm:spec_decode_num_accepted_tokens"] > LONG
+    assert [both.tokens(number) for number in (0, 2)] == [plain.tokens(number) for number in (0, 1)]
+    assert min(output["cached"] for output in both.rounds[2]) > 0
+    assert both.metrics["vllm:kv_offload_load_bytes"] > 0
