@@ -178,7 +178,7 @@ APART: tuple[Apart, ...] = (
         "PP 2",
         "states",
         why="vLLM's loader of Granite 4 asks each stage for all layers",
-        said="KeyError: 'layers",
+        said="asks each stage for all layers: leave out --pipeline-parallel-size",
     ),
     _apart(
         "experts|latent attention",

@@ -103,6 +103,7 @@ _OTHERS: tuple[Case, ...] = (
         {"model": "{hybrid}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "States are not shared out among context-parallel ranks",
     ),
+    Case({"model": "{hybrid}", "pipeline_parallel_size": 2}, "asks each stage for all layers"),
     Case(
         {"model": "{one-head-of-windows}", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "Windows of answers .R-SWA. need all keys of a request on each rank",

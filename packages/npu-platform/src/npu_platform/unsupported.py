@@ -42,6 +42,7 @@ _SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "med
 _DRAFTS_WITHOUT_CACHE = ("ngram", "suffix", "medusa", "custom_class")
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
 _IMAGES = AttentionBackendEnum.TORCH_SDPA
+_WITHOUT_STAGES = "GraniteMoeHybridForCausalLM"  # whose state-space layers are asked for where another stage has them
 _ALL_TO_ALL = "allgather_reducescatter"  # of any collectives; the others are libraries for GPUs
 _SUM_OF_TWO = 2  # is the same in either order
 
@@ -184,7 +185,9 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
-    parallel = vllm_config.parallel_config
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.pipeline_parallel_size > 1 and model is not None and model.architecture == _WITHOUT_STAGES:
+        yield f"vLLM's loader of {_WITHOUT_STAGES} asks each stage for all layers: leave out --pipeline-parallel-size."
     if parallel.all2all_backend != _ALL_TO_ALL:
         yield (
             f"Ranks exchange the tokens of experts by {_ALL_TO_ALL} on npu, {parallel.all2all_backend} needs kernels "
