@@ -29,7 +29,7 @@ _HEAD = """# Features together
 Which features of vLLM run together on npu. Each number counts the engines that had both features, and maybe more, and said
 what the eager engine without them says. `nox -s matrix` starts them and writes this page: {count} engines in float32 and in
 bfloat16 each, chosen so that every feature is there alone and every two that go together are in one (pairwise design). The
-figures are of {date}, commits up to {commit}, vLLM {vllm}, {processor}.
+figures are of {date}, commits up to {commit}, vLLM {vllm}, {processor}. {runners}
 
 - **Asked** are eight requests in a batch, greedy: two with penalties, two with a grammar, one with few tokens to choose from. Then the
   same with longer prompts. Models are small and random (`tests/support/models.py`); with adapters three of the requests have one.
@@ -57,8 +57,20 @@ bfloat16 as a multiple of the baseline's own noise.
 
 def text(results: list[dict[str, Any]]) -> str:
     """Return the page of the engines that passed."""
-    about = {"count": len(results), **circumstances()}
+    about = {"count": len(results), "runners": _runners(results), **circumstances()}
     return "".join([_HEAD.format(**about), *_table(results), _AFTER, *_letters(), _NOISE, *_nearness(results)])
+
+
+def _runners(results: list[dict[str, Any]]) -> str:
+    """Say which of vLLM's runners the engines had."""
+    on = Counter(result["runner"] for result in results)
+    if on.keys() == {"V2"}:
+        return "All ran on vLLM's V2 model runner."
+    parts = " and ".join(f"{count} on {runner}" for runner, count in sorted(on.items(), reverse=True))
+    return (
+        f"npu chose [vLLM's runner](../user_guide/v2_runner.md#which-runner-an-engine-has) for each: {parts}, "
+        "which has what V2 has not."
+    )
 
 
 def features_of(page: str) -> list[str]:
