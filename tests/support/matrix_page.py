@@ -29,7 +29,8 @@ _HEAD = """# Features together
 Which features of vLLM run together on npu. Each number counts the engines that had both features, and maybe more, and said
 what the eager engine without them says. `nox -s matrix` starts them and writes this page: {count} engines in float32 and in
 bfloat16 each, chosen so that every feature is there alone and every two that go together are in one (pairwise design). The
-figures are of {date}, commits up to {commit}, vLLM {vllm}, {processor}. {runners}
+figures are of {date}, commits up to {commit}, vLLM {vllm}, {processor}.
+{runners}
 
 - **Asked** are eight requests in a batch, greedy: two with penalties, two with a grammar, one with few tokens to choose from. Then the
   same with longer prompts. Models are small and random (`tests/support/models.py`); with adapters three of the requests have one.
