@@ -9,9 +9,10 @@ from npu_platform import capabilities
 if TYPE_CHECKING:
     from vllm.config import CUDAGraphMode, VllmConfig
 
-_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Tokens of the batches to capture. Padding up to the next size costs little, because decode reads the weights once
-whatever the batch; each further size costs start-up time."""
+_CAPTURE_SIZES = (1, 2, 4, *range(8, 129, 8))
+"""Tokens of the batches to capture. A graph saves a step what Python takes to launch it, whatever the batch; a row of
+padding costs as much as another, next to nothing while reading the weights takes the time, and on two cores from some
+sixteen rows on an eighth to a sixth of what the graph saves. Each size costs some hundredths of a second at start."""
 
 
 def apply_graph_defaults(vllm_config: VllmConfig) -> None:
