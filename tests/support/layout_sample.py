@@ -38,7 +38,8 @@ _RULES: tuple[Callable[[Row], bool], ...] = (
     ),
     lambda row: row["context"] == "all keys" or row["tensor"] == "TP 2",
     # the same refusals as those of tests/support/layouts.py
-    lambda row: row["model"] not in ("draft model", "states") or not {"PP 2", "DCP 2"} & set(row.values()),
+    lambda row: row["model"] not in ("draft model", "states") or row["context"] == "all keys",
+    lambda row: row["model"] != "draft model" or row["pipeline"] == "PP 1",
     lambda row: row["model"] != "latent attention" or not {"EP", "TP 2", "DP 2"} <= set(row.values()),
     # vLLM: V1 does not schedule stages ahead, V2 has no stages of an external launcher, which has no replicas
     lambda row: not {"V1", "PP 2", "async"} <= set(row.values()),

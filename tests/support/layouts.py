@@ -109,8 +109,6 @@ KINDS: dict[str, Kind] = {
 
 REFUSED: dict[tuple[str, str], str] = {
     (".*PP 2.*", "draft model"): "leave out --speculative-config or --pipeline-parallel-size",
-    # of four layers the first two are without attention, and so is the first stage
-    (".*PP 2.*", "states"): "Workers disagree on supported KV cache layouts",
     ("EP over TP 2, DP 2", "latent attention"): "latent attention and experts are on ranks of both kinds",
     (".*DCP 2", "draft model"): "The cache of what drafts is not shared out among context-parallel ranks",
     (".*DCP 2", "states"): "States are not shared out among context-parallel ranks",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import ParallelConfig
+from vllm.config import ParallelConfig, VllmConfig
 from vllm.platforms import interface
 
 from npu_platform.errors import ConfigurationError
@@ -49,6 +49,17 @@ SECOND_OF_TWO = {"data_parallel_size": 2, "data_parallel_rank": 1, "data_paralle
 def test_first_device_of_an_engine(parallel: dict[str, Any], first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")  # torchrun's
     assert worker(**parallel)._first_of_engine() == first
+
+
+@pytest.mark.parametrize(
+    ("stages", "attention_free", "first"), [(1, False, "LBNHC"), (2, False, "LBHNC"), (2, True, "LBNHC")]
+)
+def test_a_stage_without_attention_lays_caches_out_as_the_others(stages: int, attention_free: bool, first: str) -> None:
+    """This worker has no layers yet; vLLM's preference of theirs, and of such a stage, is LBNHC."""
+    rank = worker(pipeline_parallel_size=stages, distributed_executor_backend="mp")
+    rank.vllm_config = VllmConfig()
+    rank.model_config = SimpleNamespace(is_attention_free=attention_free, use_mla=False)
+    assert rank.get_supported_kv_cache_layouts()[0] == first
 
 
 def test_ray_has_chosen_the_devices_itself() -> None:

@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.utils import request_memory
 
 from npu_platform import batch_invariance, compat, first_touch, numa, openmp, plan, runners, sleep_mode, triton_models
+from npu_platform.attention.registration import backend_for
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.distributed import beats, host_watch, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError
@@ -138,6 +139,14 @@ class NPUWorker(Worker):
         """Return the bytes that a run of the largest step leaves for the KV cache."""
         with self.start_times.part("memory profile"):
             return super().determine_available_memory()
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """Name those of the model's attention where a pipeline stage has no layer of it: all stages have to agree."""
+        named: list[str] = super().get_supported_kv_cache_layouts()
+        if self.parallel_config.pipeline_parallel_size == 1 or self.model_config.is_attention_free:
+            return named
+        of_attention = backend_for(self.model_config.use_mla)[1].supported_kv_cache_layouts() or ()
+        return [layout.name for layout in of_attention if layout.name in named]
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache."""
