@@ -29,6 +29,7 @@ __all__ = [
     "draft_model",
     "eagle",
     "eagle3",
+    "eagle_beside",
     "medusa",
     "parallel",
     "qwen3_next_with_head",
@@ -46,6 +47,8 @@ ENGINE: dict[str, Any] = {
 }
 """An engine for tests of speculation: graphs of one request with three drafts, and of all."""
 _SPREAD = 0.1
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "head_dim")
+_SIZES += ("num_attention_heads", "num_key_value_heads")
 _DRAFT_VOCABULARY = 512  # EAGLE-3's head chooses from some of the tokens
 
 
@@ -93,6 +96,17 @@ def eagle(folder: Path, target: Path, *, seed: int = 5) -> Drafter:
     head = _made(seed, lambda: _Eagle(config))
     safetensors.torch.save_file(head.state_dict(), folder / "model.safetensors")
     return _drafter(target, head)
+
+
+def eagle_beside(folder: Path, target: Path, *, seed: int = 5) -> None:
+    """Write such a head for a model of any kind; it has a Llama's layer, and the engine alone can say what it drafts."""
+    said = json.loads((target / "config.json").read_text())
+    said |= said.get("text_config", {})
+    sizes = {name: said[name] for name in _SIZES if said.get(name) is not None}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, attn_implementation="eager")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    safetensors.torch.save_file(_made(seed, lambda: _Eagle(config)).state_dict(), folder / "model.safetensors")
 
 
 def eagle3(folder: Path, target: Path, *, masked: int | None = None, seed: int = 6) -> Drafter:

@@ -144,11 +144,6 @@ _ROUNDED = "W8A8|W4A16|W8A8 in fp8"
 _DRAFTED = "n-gram|draft model|EAGLE"
 APART: tuple[Apart, ...] = (
     _apart(
-        "EAGLE",
-        "|".join(name for name in DIMENSIONS["model"] if name != "dense"),
-        why="a head is trained for its model; that of these tests is for the dense one",
-    ),
-    _apart(
         "async scheduling",
         "n-gram",
         why="vLLM schedules ahead with drafts of a model or a head only",
@@ -255,7 +250,8 @@ class Workshop:
         drafter = self.checkpoint(row["model"])
         text = json.dumps(arguments).replace("{drafter}", str(drafter))
         if "{head}" in text:
-            text = text.replace("{head}", str(self._once("head", lambda folder: drafters.eagle(folder, drafter))))
+            head = self._once(f"head {row['model']}", lambda folder: drafters.eagle_beside(folder, drafter))
+            text = text.replace("{head}", str(head))
         return json.loads(text) | {"model": str(self.checkpoint(row["model"], row["weights"])), "dtype": dtype}
 
     def environ(self, row: Row) -> dict[str, str]:
