@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tests.support import models
 from tests.support.server import serve_demo, until
 from tests.support.sleeper import Moment, Step, go_through
 from tests.support.transformers_reference import assert_greedy, load
+from tests.support.vllm_process import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,24 @@ ENGINE: dict[str, Any] = {
     "cudagraph_capture_sizes": [1, 4],
     "enable_sleep_mode": True,
 }
+ABANDONED = """
+import json, sys
+from vllm import LLM, SamplingParams
+engine = LLM(**json.loads(sys.argv[1])).llm_engine
+said = {"V2": engine.vllm_config.use_v2_model_runner}
+params = SamplingParams(temperature=0, max_tokens=int(sys.argv[3]), ignore_eos=True, detokenize=False)
+for number, ids in enumerate(json.loads(sys.argv[2])):
+    engine.add_request(str(number), {"prompt_token_ids": ids}, params)
+for _ in range(3):
+    engine.step()
+engine.sleep(level=1, mode="keep")
+engine.abort_request(["1"])
+engine.step()
+engine.wake_up()
+while engine.has_unfinished_requests():
+    said |= {one.request_id: list(one.outputs[0].token_ids) for one in engine.step() if one.finished}
+print("SAID " + json.dumps(said))
+"""
 GENERATE: Step = ["generate", PROMPTS, NEW]
 CHECKSUMS: Step = ["collective_rpc", {"method": "compute_weight_checksums"}]
 RELOAD: Step = ["collective_rpc", {"method": "reload_weights"}]
@@ -209,3 +229,19 @@ def test_the_cache_alone_is_released_and_what_was_asked_goes_on(server: Server) 
 def test_what_is_wrong_is_said_over_http(server: Server) -> None:
     assert httpx.post(f"{server.url}/sleep?level=3", trust_env=False).status_code in (400, 422)
     assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("runner", [pytest.param("V1", marks=pytest.mark.nightly), "V2"])
+def test_a_client_that_hangs_up_while_its_request_is_kept(runner: str, folders: tuple[Path, Path]) -> None:
+    """The runner hears of it in a step that computes nothing, while memory sleeps; the others' answers go on."""
+    settings = ENGINE | {"model": str(folders[0]), "skip_tokenizer_init": True, "async_scheduling": False}
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "2GiB"}
+    environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "V2"))
+    done = run_program(ABANDONED, json.dumps(settings), json.dumps(PROMPTS), str(NEW), **environ)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("SAID ")), None)
+    assert line is not None, (done.returncode, done.stderr[-3000:])
+    said = json.loads(line.removeprefix("SAID "))
+    assert said.pop("V2") == (runner == "V2")
+    assert said.keys() == {"0", "2", "3"}
+    for number, tokens in said.items():
+        assert_greedy(load(folders[0]), PROMPTS[int(number)], tokens)

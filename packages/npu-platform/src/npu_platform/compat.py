@@ -107,15 +107,20 @@ def copied_buffers() -> Iterator[None]:
 class CopiedBuffer:
     """Numbers that the host writes and kernels read: pinned memory, and a tensor of the device that follows it.
 
+    Neither sleeps: a request that ends while its engine sleeps has its numbers brought up to date in a step of nothing.
+
     Args:
         size: shape of both.
         dtype: of both.
     """
 
     def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
+        from npu_platform.torch_npu.memory import outside_pools  # this module is imported where no device is
+
         self.cpu = torch.zeros(size, dtype=dtype, pin_memory=True)  # type: ignore[call-overload]
         self.np = self.cpu.numpy()
-        self._device = torch.zeros(size, dtype=dtype, device="npu")  # type: ignore[call-overload]
+        with outside_pools():
+            self._device = torch.zeros(size, dtype=dtype, device="npu")  # type: ignore[call-overload]
 
     def uva(self, n: int | None = None) -> torch.Tensor:
         """Return the device's tensor, or its first `n` rows, with what the host has written."""

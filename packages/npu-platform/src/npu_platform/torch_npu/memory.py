@@ -200,6 +200,16 @@ def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
         scope.leave()
 
 
+@contextlib.contextmanager
+def outside_pools() -> Iterator[None]:
+    """Allocate this thread's npu tensors from the common pool inside the context, whatever pool is used around it."""
+    scope = _C.PoolScope(0)
+    try:
+        yield
+    finally:
+        scope.leave()
+
+
 def caching_allocator_alloc(size: int, device: Device = None, stream: torch.Stream | None = None) -> int:
     """Return the address of ``size`` bytes of device memory, held until :func:`caching_allocator_delete`."""
     del stream
