@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import ParallelConfig, VllmConfig
+from vllm.config import ParallelConfig
 from vllm.platforms import interface
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.gpu_worker import Worker
 
 from npu_platform.errors import ConfigurationError
 from npu_platform.worker import NPUWorker
@@ -54,10 +56,12 @@ def test_first_device_of_an_engine(parallel: dict[str, Any], first: int, monkeyp
 @pytest.mark.parametrize(
     ("stages", "attention_free", "first"), [(1, False, "LBNHC"), (2, False, "LBHNC"), (2, True, "LBNHC")]
 )
-def test_a_stage_without_attention_lays_caches_out_as_the_others(stages: int, attention_free: bool, first: str) -> None:
-    """This worker has no layers yet; vLLM's preference of theirs, and of such a stage, is LBNHC."""
+def test_a_stage_without_attention_lays_caches_out_as_the_others(
+    stages: int, attention_free: bool, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    any_layout = [layout.name for layout in KVCacheLayout]  # what vLLM says of a stage with no layer that prefers one
+    monkeypatch.setattr(Worker, "get_supported_kv_cache_layouts", lambda _: any_layout)
     rank = worker(pipeline_parallel_size=stages, distributed_executor_backend="mp")
-    rank.vllm_config = VllmConfig()
     rank.model_config = SimpleNamespace(is_attention_free=attention_free, use_mla=False)
     assert rank.get_supported_kv_cache_layouts()[0] == first
 
