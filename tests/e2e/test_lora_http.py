@@ -111,7 +111,7 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 paths = json.loads(sys.argv[2])
 llm = LLM(sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4, kv_cache_memory_bytes=1 << 25, enable_lora=True,
-          max_loras=2, max_cpu_loras=2, max_lora_rank=16)
+          max_loras=2, max_cpu_loras=2, max_lora_rank=16, enable_sleep_mode=True)
 engine = llm.llm_engine
 requests = [LoRARequest(name, number, path) for number, (name, path) in enumerate(paths.items(), 1)]
 said = {"added": [engine.add_lora(request) for request in requests[:2]], "listed": sorted(engine.list_loras())}
@@ -122,11 +122,20 @@ for request in requests[1:]:  # each pushes out another, but not the pinned one
 said["left"] = sorted(engine.list_loras())
 said["removed"] = engine.remove_lora(1)
 said["after"] = sorted(engine.list_loras())
+llm.sleep(level=1)
+said["asleep"] = []
+for ask in (lambda: engine.add_lora(requests[0]), lambda: engine.pin_lora(4)):
+    try:
+        ask()
+    except Exception as error:
+        said["asleep"].append(str(error))
+llm.wake_up()
+said["awake"] = engine.add_lora(requests[0])
 print("said:" + json.dumps(said))
 """
 
 
-def test_a_pinned_adapter_stays(adapters: dict[str, Path]) -> None:
+def test_a_pinned_adapter_stays_and_none_comes_while_the_engine_sleeps(adapters: dict[str, Path]) -> None:
     paths = json.dumps({name: str(path) for name, path in adapters.items()})
     environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_SIMULATOR_MEMORY": "2GiB"}
     done = run_program(PINNED, str(MODEL), paths, **environ)
@@ -140,4 +149,8 @@ def test_a_pinned_adapter_stays(adapters: dict[str, Path]) -> None:
         "left": [1, 4],
         "removed": True,
         "after": [4],
+        "asleep": [
+            f"The engine sleeps: wake it up (/wake_up) before adapters are {done}." for done in ("loaded", "pinned")
+        ],
+        "awake": True,
     }

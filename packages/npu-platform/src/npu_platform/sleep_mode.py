@@ -68,6 +68,10 @@ class NPUSleepMode(SleepModeBackend):
         """Let the memory of the graphs' pool sleep as well."""
         self._handles[GRAPHS] = handle
 
+    def sleeps(self, tag: str) -> bool:
+        """Say whether nothing may use the memory of `tag`."""
+        return tag in self._asleep
+
     def suspend(self, level: int = 1) -> None:
         """Give all tagged memory back; level 1 keeps the weights for :meth:`resume`, level 2 does not."""
         kept = _ALWAYS_KEPT if level > 1 else ("weights", *_ALWAYS_KEPT)

@@ -26,7 +26,7 @@ from npu_platform import batch_invariance, compat, first_touch, numa, openmp, pl
 from npu_platform.attention.registration import backend_for
 from npu_platform.config import NPUConfig, variables_set
 from npu_platform.distributed import beats, host_watch, is_multiprocessing, stop_watch
-from npu_platform.errors import ConfigurationError
+from npu_platform.errors import ConfigurationError, UnsupportedFeatureError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
 from npu_platform.memory_ledger import MemoryLedger, available_memory, host_memory, tier_bytes
@@ -37,6 +37,7 @@ from npu_platform.warm_up import warm_up
 
 if TYPE_CHECKING:
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -225,6 +226,22 @@ class NPUWorker(Worker):
         except Exception as error:
             self._end_if_nobody_hears(error)
             raise
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter; raises UnsupportedFeatureError while its place on the device sleeps."""
+        self._refuse_asleep("adapters are loaded")
+        return bool(super().add_lora(lora_request))
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter on the device; raises UnsupportedFeatureError while its place there sleeps."""
+        self._refuse_asleep("adapters are pinned")
+        return bool(super().pin_lora(lora_id))
+
+    def _refuse_asleep(self, what: str) -> None:
+        backend = self._sleep_mode_backend
+        if isinstance(backend, NPUSleepMode) and backend.sleeps("weights"):
+            msg = f"The engine sleeps: wake it up (/wake_up) before {what}."
+            raise UnsupportedFeatureError(msg)
 
     def shutdown(self) -> None:
         """Release what the worker holds."""
