@@ -76,6 +76,7 @@ SETTINGS = {
         "locality",
     },
     "npu_kvconnector.tiers.remote.config.RemoteConfig": {
+        "busy_share",
         "url",
         "namespace",
         "secret_file",
