@@ -158,6 +158,7 @@ RUNS = {
     },
     "int8-online": {"npu_ops::weight_only_linear (int8 by channel)"},
 }
+IN_BFLOAT16 = {"modelopt-mxfp8": "vLLM takes ModelOpt's MXFP8 in bfloat16 alone"}
 DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)]
 
 
@@ -173,18 +174,22 @@ def runs(
 ) -> tuple[torch.dtype, dict[str, EngineRun]]:
     """A prompt alone and several together."""
     rounds = [{"prompts": prompts, "sampling": SAMPLING} for prompts in (PROMPTS[:1], PROMPTS)]
+    in_dtype = [name for name in checkpoints if request.param == "bfloat16" or name not in IN_BFLOAT16]
     scenarios = [
         {"engine": ENGINE | MORE.get(name, {}) | {"model": str(folder), "dtype": request.param}, "rounds": rounds}
         for name, folder in checkpoints.items()
+        if name in in_dtype
     ]
     done = run_scenarios(tmp_path_factory.mktemp("runs"), scenarios)
-    return getattr(torch, request.param), dict(zip(checkpoints, done, strict=True))
+    return getattr(torch, request.param), dict(zip(in_dtype, done, strict=True))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.dtype, dict[str, EngineRun]]) -> None:
     """As near to the exact weights in float32 as transformers is in the engine's dtype."""
-    dtype, run = runs[0], runs[1][name]
+    dtype, run = runs[0], runs[1].get(name)
+    if run is None:
+        pytest.skip(IN_BFLOAT16[name])
     assert run.platform == "npu"
     assert run.graphs_captured
     assert run.tokens(0) == run.tokens(1)[:1]
