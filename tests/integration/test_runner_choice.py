@@ -118,7 +118,7 @@ def test_a_variable_that_is_set_after_vllm_was_imported_counts(
     before: dict[str, str], after: str, expected: list[str], tmp_path: Path
 ) -> None:
     model = [{"model": str(models.tiny_llama(tmp_path / "model"))}]
-    assert said_by("import sys" + LATER + CONFIGURE, model, after, **before) == [[*expected, True]]
+    assert said_by("import sys" + LATER + CONFIGURE, model, after, **before) == [[*expected, False]]
 
 
 def test_where_vllm_was_imported_without_triton_it_is_v1(tmp_path: Path) -> None:

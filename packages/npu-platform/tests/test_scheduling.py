@@ -75,7 +75,7 @@ def test_sizes_are_those_of_the_cores_unless_they_were_given(model: Path) -> Non
         [65536, 256],  # a step must hold the longest prompt
         [2048, 256],
     ]
-    assert found[0][2] == 64
+    assert found[0][2] == 128
     line = "A step takes 2048 tokens and 256 requests at most, for 4 cores (vLLM's choice for a GPU with this memory: 16384 and 1024)"
     assert line in log
     assert "--max-num-batched-tokens and --max-num-seqs" in log
