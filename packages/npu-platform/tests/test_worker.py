@@ -54,16 +54,17 @@ def test_first_device_of_an_engine(parallel: dict[str, Any], first: int, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("stages", "attention_free", "of_attention"), [(1, False, False), (2, False, True), (2, True, False)]
+    ("stages", "attention_free", "latent", "of_attention"),
+    [(1, False, False, False), (2, False, False, True), (2, True, False, False), (2, False, True, False)],
 )
 def test_a_stage_without_attention_lays_caches_out_as_the_others(
-    stages: int, attention_free: bool, of_attention: bool, monkeypatch: pytest.MonkeyPatch
+    stages: int, attention_free: bool, latent: bool, of_attention: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What vLLM says of a stage with no layer that prefers one, but in another order.
     any_layout = [layout.name for layout in reversed(KVCacheLayout)]
     monkeypatch.setattr(Worker, "get_supported_kv_cache_layouts", lambda _: any_layout)
     rank = worker(pipeline_parallel_size=stages, distributed_executor_backend="mp")
-    rank.model_config = SimpleNamespace(is_attention_free=attention_free, use_mla=False)
+    rank.model_config = SimpleNamespace(is_attention_free=attention_free, use_mla=latent)
     assert rank.get_supported_kv_cache_layouts() == (["LBHNC", "LBNHC"] if of_attention else any_layout)
 
 

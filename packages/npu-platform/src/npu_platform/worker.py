@@ -146,7 +146,9 @@ class NPUWorker(Worker):
         named: list[str] = super().get_supported_kv_cache_layouts()
         if self.parallel_config.pipeline_parallel_size == 1 or self.model_config.is_attention_free:
             return named
-        of_attention = backend_for(self.model_config.use_mla)[1].supported_kv_cache_layouts() or ()
+        of_attention = backend_for(self.model_config.use_mla)[1].supported_kv_cache_layouts()
+        if of_attention is None:  # latents have no preference, and all stages say so
+            return named
         return [layout.name for layout in of_attention if layout.name in named]
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
