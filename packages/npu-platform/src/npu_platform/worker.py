@@ -239,12 +239,6 @@ class NPUWorker(Worker):
         self._refuse_asleep("adapters are pinned")
         return bool(super().pin_lora(lora_id))
 
-    def _refuse_asleep(self, what: str) -> None:
-        backend = self._sleep_mode_backend
-        if isinstance(backend, NPUSleepMode) and backend.sleeps("weights"):
-            msg = f"The engine sleeps: wake it up (/wake_up) before {what}."
-            raise UnsupportedFeatureError(msg)
-
     def shutdown(self) -> None:
         """Release what the worker holds."""
         if self._hosts is not None:
@@ -258,6 +252,12 @@ class NPUWorker(Worker):
         """Start or stop the torch profiler; arguments are those of vLLM's worker."""
         with compat.profiler_knows_npu():
             super().profile(*args, **kwargs)
+
+    def _refuse_asleep(self, what: str) -> None:
+        backend = self._sleep_mode_backend
+        if isinstance(backend, NPUSleepMode) and backend.sleeps("weights"):
+            msg = f"The engine sleeps: wake it up (/wake_up) before {what}."
+            raise UnsupportedFeatureError(msg)
 
     def _touch_cache_ahead(self) -> None:
         """Take memory for the first requests, a quarter at most of what the host has to give."""
