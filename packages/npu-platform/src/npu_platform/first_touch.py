@@ -1,7 +1,7 @@
 """Touches the KV cache's memory while the processor has nothing else to do, so that the first requests need not.
 
 The host gives out a page of memory when it is first written. The software NPU's memory is the host's, and where the
-first requests write the cache, a seventh of their time has been seen to go to its pages (a virtual machine, huge pages).
+first requests write the cache, a seventh of their time has been seen to go to its pages (virtual machine, huge pages).
 """
 
 from __future__ import annotations
