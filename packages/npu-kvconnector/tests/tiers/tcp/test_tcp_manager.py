@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import socket
@@ -21,6 +22,8 @@ from tests.support.tcp_tier import TcpServer, secret_in, stranger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npu_kvconnector.tiers.tcp.server import Kind
+
     Serve = Callable[..., TcpServer]
 
 NUMBERS = range(20)
@@ -33,6 +36,10 @@ def held(server: TcpServer) -> float:
 def records_of(server: TcpServer) -> list[bytearray]:
     """Return the records that a server holds, which a test may damage."""
     return [record for entry in server.tier._exchange.outbox._transfers.values() for record in entry.records.values()]
+
+
+def kind_with(server: TcpServer, **changes: Any) -> Kind:
+    return dataclasses.replace(server.tier._exchange._kind, **changes)
 
 
 def test_blocks_go_from_the_server_that_computed_them_to_the_one_that_asks(serve: Serve) -> None:
@@ -134,6 +141,18 @@ def test_nobody_gets_what_is_not_his(
     if honest is not None and change != "tokens":
         fresh = prefill.compute(*NUMBERS)
         assert honest.fetch(fresh, *NUMBERS)[0] == [True] * 20
+
+
+def test_who_would_be_refused_gets_nothing_unasked_either(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = serve(), serve()
+    params = prefill.compute(*NUMBERS)
+    with monkeypatch.context() as another:
+        another.setattr(decode.tier._exchange, "_kind", kind_with(decode, seed=lambda: "another"))
+        assert not decode.load(decode.begin(params), *NUMBERS)[0].successful_keys
+    assert decode.counts()["failures"] == 1
+    assert prefill.counts().get("sent_blocks", 0) == 0
+    assert held(prefill) > 0
+    assert serve().fetch(params, *NUMBERS)[0] == [True] * 20
 
 
 def test_a_short_hash_is_not_relied_on(serve: Serve) -> None:

@@ -191,7 +191,7 @@ def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serv
     good = [
         messages.encode(Find(0, 1, REALM, "0", "t", 0.0, [NAME])),
         messages.encode(Find(0, messages.VERSION, kind.realm, kind.seed(), "t", 0.0, [], [bytes(36), *KEYS_OF_VLLM])),
-        messages.encode(Get(0, params["remote_request_id"], [NAME])),
+        messages.encode(Get(0, kind.realm, kind.seed(), params["remote_request_id"], [NAME])),
         messages.encode(Keep(["t"])),
     ]
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket_:
@@ -222,7 +222,7 @@ def test_a_question_that_is_too_long_ends_its_connection_alone(serve: Serve) -> 
 
 def test_who_has_no_secret_is_not_heard(serve: Serve) -> None:
     prefill, decode = serve(), serve()
-    params = prefill.compute(1)
+    params, kind = prefill.compute(1), prefill.tier._exchange._kind
     assert params is not None
     for size in (0, 1, 64, 5000):
         with socket.create_connection(("127.0.0.1", prefill.port), 5) as noise:
@@ -230,6 +230,6 @@ def test_who_has_no_secret_is_not_heard(serve: Serve) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket_:  # in the clear
         socket_.linger = 0
         socket_.connect(f"tcp://127.0.0.1:{prefill.port}")
-        socket_.send(messages.encode(Get(0, params["remote_request_id"], [NAME])))
+        socket_.send(messages.encode(Get(0, kind.realm, kind.seed(), params["remote_request_id"], [NAME])))
         assert not socket_.poll(300)
     assert decode.fetch(params, 1)[1] == [block_of(1)]

@@ -381,7 +381,7 @@ def test_an_older_server_is_named(
     one.compute(*NUMBERS)
     monkeypatch.setattr("npu_kvconnector.tiers.tcp.server.VERSION", 1)
     assert two.ask(one) == [None] * 12
-    assert "speaks version 1 of the protocol, not 2" in caplog.text
+    assert "speaks version 1 of the protocol, not 3" in caplog.text
 
 
 def test_the_question_is_one_of_the_first_version_s_and_a_little_more() -> None:

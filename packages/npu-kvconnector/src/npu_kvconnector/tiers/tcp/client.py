@@ -111,7 +111,8 @@ class Peer:
 
     async def get(self, transfer: str, names: Sequence[bytes]) -> list[Buffer]:
         """Return the sealed blocks of these names, as they came; empty ones are not there."""
-        answer, frames = await self._ask(lambda seq: Get(seq, transfer, list(names)))
+        kind = self._kind
+        answer, frames = await self._ask(lambda seq: Get(seq, kind.realm, kind.seed(), transfer, list(names)))
         if not isinstance(answer, Blocks) or len(frames) != len(names):
             raise self._failed(_OTHER_ANSWER)
         self._breaker.succeed()

@@ -25,7 +25,7 @@ __all__ = [
     "encode",
 ]
 
-VERSION = 2
+VERSION = 3
 """Of this protocol; peers of another are refused by name."""
 
 LONGEST_ASK = 4 << 20
@@ -61,6 +61,9 @@ class Get(msgspec.Struct, tag="get", array_like=True, frozen=True):
     """Send these blocks."""
 
     seq: Seq
+    realm: Realm
+    seed: str
+    """As of :class:`Find`: who was refused there gets nothing here either, on whatever connection it asks."""
     transfer: Transfer
     names: list[Name]
 

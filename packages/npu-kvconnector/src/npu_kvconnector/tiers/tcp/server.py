@@ -124,11 +124,7 @@ class BlockServer:
             case Find():
                 await self._find(identity, message)
             case Get():
-                records = self._outbox.get(message.transfer, message.names)
-                self._note("sent", sum(record is not None for record in records))
-                await self._send(
-                    identity, Blocks(message.seq), *(b"" if record is None else record for record in records)
-                )
+                await self._get(identity, message)
             case Keep():
                 self._outbox.keep(message.transfers)
             case Done():
@@ -137,15 +133,27 @@ class BlockServer:
 
     async def _find(self, identity: bytes, message: Find) -> None:
         """Answer at once where everything is there or settled, and else beside what comes next."""
-        kind = self._kind
-        seed = kind.seed()
-        if (message.version, message.realm, message.seed) != (VERSION, kind.realm, seed):
-            await self._send(identity, Refused(message.seq, VERSION, seed, kind.description))
+        if message.version != VERSION or not self._is_of_our_kind(message):
+            await self._refuse(identity, message)
             return
         wait = 0.0 if len(self._waiting) >= _MOST_WAITING else min(message.wait, _LONGEST_WAIT)
         task = asyncio.create_task(self._answer(identity, message, wait))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+
+    async def _get(self, identity: bytes, message: Get) -> None:
+        if not self._is_of_our_kind(message):
+            await self._refuse(identity, message)
+            return
+        records = self._outbox.get(message.transfer, message.names)
+        self._note("sent", sum(record is not None for record in records))
+        await self._send(identity, Blocks(message.seq), *(b"" if record is None else record for record in records))
+
+    def _is_of_our_kind(self, message: Find | Get) -> bool:
+        return (message.realm, message.seed) == (self._kind.realm, self._kind.seed())
+
+    async def _refuse(self, identity: bytes, message: Find | Get) -> None:
+        await self._send(identity, Refused(message.seq, VERSION, self._kind.seed(), self._kind.description))
 
     async def _answer(self, identity: bytes, message: Find, wait: float) -> None:
         if message.keys:
