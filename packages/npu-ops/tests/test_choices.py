@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import npu_ops
-from npu_ops import choices, native
+from npu_ops import choices, native, other_work
 from npu_ops.config import OpsConfig
 from npu_ops.errors import ConfigError
 from npu_ops.layers.linear import warm_up
@@ -19,8 +19,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty directory, and no choice left behind."""
+    """An empty directory, nobody else's work that is seen, and no choice left behind."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(other_work, "_STAT", tmp_path / "no file")
     yield tmp_path
     for n in (48, 64):
         torch.ops.npu_ops._choose_linear(torch.empty(0), n, 32, 0, 0)
@@ -55,6 +56,20 @@ def test_what_is_measured_is_written_and_told():
     assert choice(3) == choice(4)
     assert choice(1000) == choice(32)
     assert choice(4, n=49) == -1
+
+
+def test_nothing_is_chosen_beside_other_work(monkeypatch, caplog):
+    """What takes half of the processors for a moment would slow one of the two, and be believed for good."""
+    caplog.set_level("INFO", logger="vllm.npu_ops")
+    given({"float32 64x32": {"1": {"linear": "torch"}}})
+    disturbs = iter([False, True, True])
+    monkeypatch.setattr(
+        choices.OtherWork, "disturbs", lambda _, threads: threads == torch.get_num_threads() and next(disturbs)
+    )
+    choices.measure([*weights(), *weights(64)], 2)
+    assert "has not measured linear layers of float32 48x32, float32 64x32: others took" in caplog.text
+    assert [choice(1), choice(2), choice(1, 64), choice(2, 64)] == [-1, -1, 1, 1]
+    assert set(choices.shapes(choices.machine(CPU))) == {"float32 64x32"}
 
 
 def test_layers_that_a_model_is_without_are_not_measured():

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from npu_ops import native
 from npu_ops.config import OpsConfig
+from npu_ops.other_work import OtherWork
 
 __all__ = ["machine", "measure", "path", "shapes", "summary"]
 
@@ -53,24 +54,32 @@ def measure(weights: Sequence[Tensor], rows: int) -> None:
     """Measure what is not known yet of linear layers with these weights and up to `rows` rows, and tell the kernels.
 
     weights: [N, K] each, on one device, float32, bfloat16 or float16. Takes SECONDS at most, and nothing where all is
-    in the file, the kernels are missing, in batch-invariant mode, or with NPU_TUNE=0.
+    in the file, the kernels are missing, in batch-invariant mode, or with NPU_TUNE=0. While other work takes part of
+    the processors nothing is chosen: what that slows by half would be chosen against for good.
     """
     if not (weights and native.available() and OpsConfig.from_environment().tune) or native.batch_invariant():
         return
     end = time.monotonic() + SECONDS
     key = machine(weights[0].device)
-    known, new = shapes(key), {}
     alike: dict[str, list[Tensor]] = defaultdict(list)
     for weight in weights:
         alike[_name(weight)].append(weight)
+    kept = shapes(key)
+    known = {name: kept.get(name, {}) for name in alike}
+    wanted = {name: [m for m in _buckets(rows) if str(m) not in found] for name, found in known.items()}
+    missing = [name for name, buckets in wanted.items() if buckets]
+    others, threads = OtherWork(), max(key["threads"])
+    new: dict[str, Shape] = {}
     with torch.inference_mode():
-        for name, group in alike.items():
-            found = known.get(name, {})
-            wanted = [m for m in _buckets(rows) if str(m) not in found]
-            if wanted and time.monotonic() < end:
-                found = found | _measured(group, wanted, end)
-                new[name] = found
-            _tell(group[0], found)
+        for name in missing:
+            if time.monotonic() < end and not others.disturbs(threads):
+                new[name] = known[name] | _measured(alike[name], wanted[name], end)
+    if new and others.disturbs(threads):
+        new = {}
+        taken = f"{others.seconds:.1f} s of the processors"
+        logger.info("npu-ops has not measured linear layers of %s: others took %s meanwhile", ", ".join(missing), taken)
+    for name, found in (known | new).items():
+        _tell(alike[name][0], found)
     if new:
         _write(key, new)
         took = time.monotonic() - end + SECONDS
