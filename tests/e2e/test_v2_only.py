@@ -46,6 +46,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "stages, asynchronously": {"pipeline_parallel_size": 2, "async_scheduling": True},
     "ranks": {"tensor_parallel_size": 2},
+    "ranks that sample their part of the batch": {"tensor_parallel_size": 2, "enable_batch_sharded_sampling": True},
+    "the same, with drafts": {
+        "tensor_parallel_size": 2,
+        "enable_batch_sharded_sampling": True,
+        "speculative_config": NGRAM,
+    },
 }
 PROGRAM = """
 import json, sys
@@ -90,6 +96,28 @@ def test_greedy_tokens_are_those_of_transformers(name: str, model: Path, tmp_pat
         for prompt, output in zip(PROMPTS, tokens, strict=True):
             assert len(output) == NEW
             assert_greedy(load(model), prompt, output)
+
+
+def test_choices_of_each_rank_are_those_of_all(model: Path, tmp_path: Path) -> None:
+    """Seeds, penalties, filters and logprobs of requests whose logits only one of the ranks has."""
+    samplings = [
+        GREEDY,
+        GREEDY | {"temperature": 1.0, "seed": 5},
+        GREEDY | {"temperature": 0.8, "seed": 6, "top_k": 20, "top_p": 0.9, "logprobs": 2},
+        GREEDY | {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logprobs": 0},
+        GREEDY | {"temperature": 1.0, "seed": 7, "min_p": 0.01, "allowed_token_ids": list(range(100, 200))},
+        GREEDY | {"temperature": 1.5, "seed": 8, "frequency_penalty": 0.7, "min_tokens": 4},
+    ]
+    rounds = [{"prompts": PROMPTS, "sampling": samplings}, {"prompts": PROMPTS[:1], "sampling": samplings[1]}]
+    ranks = V2 | {"NPU_SIMULATOR_DEVICES": "2"}
+    all_, each = (
+        run_engine(tmp_path / name, model, rounds, ranks, **ENGINE, tensor_parallel_size=2, **more)
+        for name, more in (("all", {}), ("each", {"enable_batch_sharded_sampling": True}))
+    )
+    assert "Batch-sharded sampling enabled" in each.log
+    assert "Batch-sharded sampling enabled" not in all_.log
+    assert each.rounds == all_.rounds
+    assert len({tuple(tokens) for tokens in each.tokens(0)}) == len(PROMPTS)
 
 
 def test_a_users_own_processor(model: Path, tmp_path: Path) -> None:

@@ -198,8 +198,6 @@ def _parallel(vllm_config: VllmConfig) -> Iterator[str]:
         yield "Dual-batch overlap needs asynchronous streams: leave out --enable-dbo and --ubatch-size."
     if parallel.enable_fault_tolerance:
         yield "Fault tolerance needs all-to-all kernels of GPUs: leave out --enable-fault-tolerance."
-    if parallel.enable_batch_sharded_sampling:
-        yield "Each rank samples the whole batch on npu: leave out --enable-batch-sharded-sampling."
     if parallel.data_parallel_backend == "ray":
         yield "Ray does not start replicas of npu engines: leave --data-parallel-backend at mp."
 
