@@ -64,6 +64,22 @@ def test_recordings_in_a_mixed_batch(runs: dict[str, tuple[Path, EngineRun]]) ->
     assert other != first, "who hears something else says something else"
 
 
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("qwen2.5", marks=pytest.mark.nightly)])
+def test_ranks_that_encode_an_image_each(name: str, tmp_path: Path) -> None:
+    """Of two images, of one that leaves a rank without, and of none."""
+    folder = SEEING[name](tmp_path / name)
+    alone = {"prompts": PROMPTS[:1], "sampling": GREEDY, "seen": [1]}
+    unseen = {"prompts": PROMPTS[2:], "sampling": GREEDY}
+    engine = SETTINGS | {"model": str(folder), "max_model_len": 256, "mm_device_do_normalize": False}
+    ranks = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
+    scenario = {"engine": engine | ranks, "rounds": [SEEN, alone, unseen]}
+    (run,) = run_scenarios(tmp_path, [scenario], {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"})
+    assert "does not support `--mm-encoder-tp-mode data`" not in run.log
+    for number, asked in enumerate((SEEN, alone)):
+        for request, output in zip(judges.requests(asked), run.tokens(number), strict=True):
+            assert judges.of_images(folder)(request, output).argmax(-1).tolist() == output
+
+
 @pytest.mark.nightly
 def test_images_and_videos_whose_tokens_see_each_other_in_a_model_that_transformers_has_not(tmp_path: Path) -> None:
     folder = molmo2.tiny_molmo2(tmp_path / "molmo2")

@@ -26,6 +26,8 @@ import httpx
 import pytest
 import trustme
 
+from tests.support.signals import stop
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -64,10 +66,12 @@ class _Process:
 
     def stall(self) -> None:
         """Stop answering, and keep connections."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop(self._process.pid)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End at once, by SIGKILL."""
@@ -75,10 +79,6 @@ class _Process:
             self._process.kill()
             self._process.wait(30)
             self._process = None
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
 
 class ValkeyServer(_Process):

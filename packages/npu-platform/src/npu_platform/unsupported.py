@@ -21,6 +21,7 @@ from npu_platform import capabilities, compat, config, runners, triton_models
 
 if TYPE_CHECKING:
     from vllm.config import (
+        ECTransferConfig,
         KernelConfig,
         KVTransferConfig,
         LoRAConfig,
@@ -36,6 +37,7 @@ _GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of th
 _GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
 _GPU_OFFLOADING = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 _GPU_CONNECTORS = ("SimpleCPUOffloadConnector", "HF3FSKVConnector", "MoRIIOConnector", "ExampleHiddenStatesConnector")
+_GPU_ENCODER_CONNECTORS = ("ECCPUConnector", "ECMooncakeConnector")
 _NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "NPUNixlConnector")
 _STATE_KERNELS = ("gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend")
 _SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "custom_class")
@@ -123,8 +125,6 @@ def _bitsandbytes(model: ModelConfig) -> Iterator[str]:
 
 
 def _lora(lora: LoRAConfig) -> Iterator[str]:
-    if lora.fully_sharded_loras:
-        yield "Each rank holds one whole matrix of an adapter on npu: leave out --fully-sharded-loras."
     if lora.enable_tower_connector_lora:
         yield "Adapters change the language model alone on npu: leave out --enable-tower-connector-lora."
 
@@ -134,8 +134,6 @@ def _media(media: MultiModalConfig) -> Iterator[str]:
         yield "Encoders of images attend in the model's dtype on npu: leave out --mm-encoder-attn-dtype."
     if media.mm_encoder_attn_backend not in (None, _IMAGES):
         yield f"Encoders of images attend by {_IMAGES.name} on npu: leave out --mm-encoder-attn-backend."
-    if media.mm_encoder_tp_mode != "weights":
-        yield "Ranks share the weights of encoders of images on npu: leave out --mm-encoder-tp-mode."
 
 
 def _states(vllm_config: VllmConfig, model: ModelConfig) -> Iterator[str]:
@@ -165,6 +163,8 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
         yield f"Mixture-of-experts models need the kernels of npu-ops: {_way_to_ops()}, or serve a dense model."
     if vllm_config.lora_config is not None and vllm_config.quant_config is not None:
         yield "Adapters have no npu kernels for quantised experts: leave out --enable-lora."
+    if vllm_config.lora_config is not None and vllm_config.lora_config.fully_sharded_loras:
+        yield "Each rank holds one whole matrix of an adapter of experts on npu: leave out --fully-sharded-loras."
     if vllm_config.lora_config is not None and vllm_config.parallel_config.data_parallel_size > 1:
         yield "Adapters of experts stay on their data-parallel rank: leave out --enable-lora or --data-parallel-size."
     if vllm_config.parallel_config.use_sequence_parallel_moe and vllm_config.model_config.use_mla:
@@ -363,15 +363,24 @@ def _speculation(speculation: SpeculativeConfig) -> Iterator[str]:
         )
 
 
+def _encoder_caches(transfer: ECTransferConfig, ranks: int) -> Iterator[str]:
+    if transfer.ec_connector in _GPU_ENCODER_CONNECTORS:
+        yield (
+            f"{transfer.ec_connector} copies from GPUs only: name ECExampleConnector, or a connector of your own by "
+            "ec_connector_module_path, in --ec-transfer-config."
+        )
+    if transfer.ec_connector == "ECExampleConnector" and transfer.is_ec_consumer and ranks > 1:
+        yield (
+            "ECExampleConnector puts what it reads on the first device: leave out --tensor-parallel-size and "
+            "--pipeline-parallel-size, or --ec-transfer-config."
+        )
+
+
 def _transfers(vllm_config: VllmConfig) -> Iterator[str]:
     yield from _weight_offload(vllm_config)
     model = vllm_config.model_config
-    media = model.multimodal_config if model is not None else None
-    if vllm_config.ec_transfer_config is not None or (media is not None and media.mm_encoder_only):
-        yield (
-            "Encoders of images run with their language model on npu: leave out --ec-transfer-config and "
-            "--mm-encoder-only."
-        )
+    if vllm_config.ec_transfer_config is not None:
+        yield from _encoder_caches(vllm_config.ec_transfer_config, vllm_config.parallel_config.world_size)
     weights = vllm_config.weight_transfer_config
     if weights is not None and weights.backend in _GPU_WEIGHT_TRANSFER:
         yield (

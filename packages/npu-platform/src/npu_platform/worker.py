@@ -331,6 +331,10 @@ class NPUWorker(Worker):
             logger.info("npu ranks:\n%s", plan.text(of_all))
 
     def _make_model_runner(self) -> NPUModelRunner | NPUModelRunnerV2:
+        if self.use_v2_model_runner and self.vllm_config.is_mm_encoder_only:
+            from npu_platform.v2.encoder_model_runner import NPUEncoderModelRunner
+
+            return NPUEncoderModelRunner(self.vllm_config, self.device)
         if self.use_v2_model_runner:
             from npu_platform.v2.model_runner import NPUModelRunnerV2
 
