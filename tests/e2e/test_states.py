@@ -20,6 +20,7 @@ PROMPTS = models.prompt_token_ids([23, 1, 2, 3, 64, 65, 150, 5, 17, 100])
 # Conversations that go on, and part: two share as many tokens as two blocks of any of these models hold.
 SHARED, *TAILS = models.prompt_token_ids([290, 9, 40], seed=1)
 FIRST, SECOND = [SHARED + TAILS[0]], [SHARED + TAILS[1], SHARED + TAILS[0] + TAILS[1]]
+ECHO = {"method": "custom_class", "model": "tests.support.proposers.Echo", "num_speculative_tokens": 3}
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -85,6 +86,30 @@ def test_other_blocks_and_none(settings: dict[str, Any], environ: dict[str, str]
     assert (max(output["cached"] for output in run.rounds[1]) > 0) == ("block_size" in settings)
     for prompt, output in zip(SECOND, run.tokens(1), strict=True):
         assert_greedy(load(model), prompt, output)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [({}, {}), ({}, V1), ({"speculative_config": ECHO}, {})],
+    ids=["V2", "V1", "drafts"],
+)
+def test_prefixes_end_within_a_block(settings: dict[str, Any], environ: dict[str, str], tmp_path: Path) -> None:
+    """A block of states is copied for whoever goes on from the middle of it."""
+    model = models.tiny_granite_hybrid(tmp_path / "model")
+    rounds = [
+        {"prompts": prompts, "sampling": {"temperature": 0.0, "max_tokens": NEW}} for prompts in (FIRST, SECOND, FIRST)
+    ]
+    whole, finer = (
+        run_engine(tmp_path / name, model, rounds, environ, **ENGINE | settings | {"block_size": 128} | unit)
+        for name, unit in (("whole", {}), ("finer", {"prefix_match_unit": 16}))
+    )
+    for run in (whole, finer):
+        for prompts, tokens in zip((FIRST, SECOND, FIRST), map(run.tokens, range(3)), strict=True):
+            for prompt, output in zip(prompts, tokens, strict=True):
+                assert_greedy(load(model), prompt, output)
+    cached = [[output["cached"] for output in run.rounds[1] + run.rounds[2]] for run in (whole, finer)]
+    assert all(more >= fewer > 0 for fewer, more in zip(*cached, strict=True)), cached
+    assert max(number % 128 for number in cached[1]) > 0, cached
 
 
 def test_states_wider_than_the_model(tmp_path: Path) -> None:

@@ -251,14 +251,17 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         )
     if vllm_config.speculative_config is not None:
         yield from _speculation(vllm_config.speculative_config)
+        if vllm_config.cache_config.prefix_match_unit is not None and vllm_config.speculative_config.use_eagle():
+            yield (
+                "Prefixes end with whole blocks where a head drafts on npu: leave out --prefix-match-unit, or "
+                "--speculative-config."
+            )
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             yield (
                 "vLLM's model runners draft on one pipeline stage only, and ask all for it: "
                 "leave out --speculative-config or --pipeline-parallel-size."
             )
     yield from _structured(vllm_config.structured_outputs_config.backend)
-    if vllm_config.cache_config.prefix_match_unit is not None:
-        yield "Prefixes are matched in whole blocks on npu: leave out --prefix-match-unit."
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "Layers that share a KV cache compute whole prompts on npu: leave out --kv-sharing-fast-prefill."
     yield from _kernels(vllm_config.kernel_config)
