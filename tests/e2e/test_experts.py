@@ -70,6 +70,17 @@ def test_tokens_on_two_devices(name: str, made: dict[str, Path], on_two: dict[st
     check(on_two[name], made[name])
 
 
+@pytest.mark.nightly
+def test_every_other_expert_on_a_device(made: dict[str, Path], tmp_path: Path) -> None:
+    """vLLM places experts so where a model chooses among groups of them, and says where it does not."""
+    placed = {"enable_expert_parallel": True, "expert_placement_strategy": "round_robin", "tensor_parallel_size": 2}
+    devices = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"}
+    outcome = run(made, {"glm4_moe": placed}, tmp_path, devices)["glm4_moe"]
+    check(outcome, made["glm4_moe"])
+    assert "Expert placement strategy: round_robin" in outcome.log
+    assert "Falling back to linear expert placement" not in outcome.log
+
+
 def check(outcome: EngineRun, model: Path) -> None:
     """Assert that all tokens are transformers', the first prompt's by itself the same as among the others."""
     assert outcome.platform == "npu"

@@ -175,8 +175,6 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
         )
     if vllm_config.kernel_config.moe_backend != "auto":
         yield "Experts are computed by npu-ops: leave out --moe-backend."
-    if vllm_config.parallel_config.expert_placement_strategy != "linear":
-        yield "A rank has neighbouring experts on npu: leave out --expert-placement-strategy."
     if vllm_config.aux_output_config.enabled and not config.chose_v2_runner():
         yield (
             "Routed experts are recorded by the V2 model runner only: set VLLM_USE_V2_MODEL_RUNNER=1, or leave out "
