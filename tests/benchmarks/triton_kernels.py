@@ -22,6 +22,18 @@ def scale_kernel(x, o, n, B: tl.constexpr):
 
 
 @triton.jit
+def sum_kernel(a, b, c, d, e, f, g, o, n, first, second, factor, B: tl.constexpr):
+    """Add seven vectors, two of them with steps, and scale the sum: thirteen arguments."""
+    i = tl.arange(0, B)
+    mask = i < n
+    total = tl.load(a + i * first, mask=mask) + tl.load(b + i * second, mask=mask) + tl.load(c + i, mask=mask)
+    total += (
+        tl.load(d + i, mask=mask) + tl.load(e + i, mask=mask) + tl.load(f + i, mask=mask) + tl.load(g + i, mask=mask)
+    )
+    tl.store(o + i, total * factor, mask=mask)
+
+
+@triton.jit
 def softmax_kernel(x, o, columns, B: tl.constexpr):
     """Apply softmax to a row of at most B columns."""
     i = tl.arange(0, B)

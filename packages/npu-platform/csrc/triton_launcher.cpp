@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device.h"
+
 namespace py = pybind11;
 
 namespace npu {
@@ -112,6 +114,23 @@ PyObject* launch(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// What Triton asks at each launch, the first for each tensor of it: a call of a Python function, or through pybind11, would
+// take longer than what is done here with the argument.
+
+// By what an address is to be told apart: kernels are the same for all addresses.
+PyObject* no_specialization(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) {
+  static PyObject* const nothing = PyUnicode_InternFromString("");
+  return Py_NewRef(nothing);
+}
+
+PyObject* current_device(PyObject*, PyObject*) { return PyLong_FromLong(thread_state.device); }
+
+PyMethodDef no_specialization_method = {
+    "no_specialization", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(no_specialization)),
+    METH_FASTCALL | METH_KEYWORDS, "Return nothing by which kernels would be told apart."};
+
+PyMethodDef current_device_method = {"current_device", current_device, METH_NOARGS, "Return the thread's current device."};
+
 PyMethodDef launch_method = {"launch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(launch)), METH_FASTCALL,
                              "Launch the kernel, with what Triton passes."};
 
@@ -129,6 +148,11 @@ py::object make_launcher(std::string kinds, std::vector<Py_ssize_t> places, Py_s
 void define_triton_launcher(py::module_& m) {
   m.def("triton_launcher", &make_launcher, py::arg("kinds"), py::arg("places"), py::arg("arguments"), py::arg("table"),
         py::arg("error"));
+  const auto function = [](PyMethodDef& method) {
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr));
+  };
+  m.attr("triton_no_specialization") = function(no_specialization_method);
+  m.attr("triton_current_device") = function(current_device_method);
 }
 
 }  // namespace npu

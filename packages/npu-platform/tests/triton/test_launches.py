@@ -88,6 +88,23 @@ def test_numbers_do_not_compile_a_kernel_again():
     assert len(keys) == 1
 
 
+def test_a_launch_calls_no_function_of_npus_own_python():
+    x, out = torch.ones(100, device="npu"), torch.zeros(100, device="npu")
+    scale(x, out)
+    called = []
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("npu_platform"):
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        scale(x, out)
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
 @triton.jit
 def argument_kernel(o, a, b, c, d, pair, missing, B: tl.constexpr):
     tl.store(o, a.to(tl.float64))

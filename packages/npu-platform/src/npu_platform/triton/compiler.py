@@ -49,6 +49,13 @@ class NPUBackend(BaseBackend):
     # That 16 divides an address or a number would make more kernels to compile, and none of them faster.
     supports_native_tensor_specialization = False
 
+    def __init__(self, target: GPUTarget) -> None:
+        from npu_platform import _C
+
+        super().__init__(target)
+        # Nothing, as for numbers; not by a function of Python's, since Triton asks for each tensor of each launch.
+        self.__dict__["get_tensor_specialization"] = _C.triton_no_specialization
+
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
         """Say whether this backend compiles for a target."""
@@ -89,12 +96,6 @@ class NPUBackend(BaseBackend):
     @staticmethod
     def get_int_specialization(arg: int, **kwargs: Any) -> str:
         """Return nothing: a number that 16 divides is a number."""
-        del arg, kwargs
-        return ""
-
-    @staticmethod
-    def get_tensor_specialization(arg: Any, **kwargs: Any) -> str:
-        """Return nothing, as for numbers."""
         del arg, kwargs
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,9 @@ class NPUDriver(DriverBase):
         self._npu = torch.npu
         self.utils = Utilities()
         self.launcher_cls = launcher
-        self.get_current_device = _C.current_device
+        self.get_current_device = _C.triton_current_device
+        # The device's number again, by no function of Python's: the launch finds the thread's current stream.
+        self.get_current_stream = operator.index
         self.set_current_device = torch.npu.set_device
 
     @classmethod
@@ -32,10 +35,6 @@ class NPUDriver(DriverBase):
         from npu_platform.triton import availability
 
         return availability.is_active()
-
-    def get_current_stream(self, device: int) -> int:
-        """Return the device's number: the launch finds the thread's current stream by itself."""
-        return device
 
     def get_current_target(self) -> GPUTarget:
         """Return what is compiled for."""
