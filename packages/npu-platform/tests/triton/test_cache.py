@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
 
 from npu_platform.triton import availability, early
 from tests.support.compilers import compilations, noting_compiler
@@ -116,6 +119,13 @@ def test_the_hash_of_tritons_library_is_there_before_the_first_launch_asks(tmp_p
     assert (first[0], second[0]) == ("2", "1")  # opened by us and by Triton, then by Triton alone, who reads it
     assert first[1:] == second[1:]
     assert len(list((tmp_path / "npu").glob("libtriton-*.txt"))) == 1
+
+
+def test_what_the_cache_keeps_of_a_kernel_is_what_every_version_of_triton_reads_back() -> None:
+    """Triton 3.5 makes a tuple of the clusters' sizes, which later versions do not have."""
+    options = make_backend(GPUTarget("npu", "host", 1)).parse_options({})
+    kept = json.loads(json.dumps(vars(options)))
+    assert tuple(kept["cluster_dims"]) == (1, 1, 1)
 
 
 def test_a_library_of_triton_that_changed_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend, GPUTarget
 
-_IGNORED = ("cluster_dims", "fpsan_homomorphic_casts")  # of some versions; what they ask for is a GPU's matter
+_IGNORED = ("fpsan_homomorphic_casts",)  # of some versions; what they ask for is a GPU's matter
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class NPUOptions:
     num_warps: int = 1
     num_stages: int = 1
     num_ctas: int = 1
+    cluster_dims: tuple[int, ...] = (1, 1, 1)  # Triton 3.5 reads it back as a tuple
     warp_size: int = 1
     maxnreg: int | None = None
     enable_fp_fusion: bool = True
