@@ -70,7 +70,7 @@ def tensors(name: str, weight: Tensor, algorithm: str) -> tuple[dict[str, Tensor
         state["weight_global_scale"] = quantized.NVFP4_RANGE / torch.tensor([quantized.WIDEST])
     compressor = BaseCompressor.get_value_from_registry(said["format"])
     state = compressor.compress(state, scheme)
-    exact = compressor.decompress(dict(state), scheme)["weight"].float()
+    exact = quantized.decompressed(state, scheme)
     stored = {"weight": state.get("weight_packed", state.get("weight")), "weight_scale": state["weight_scale"]}
     if algorithm == "NVFP4":
         stored["weight_scale_2"] = 1 / state["weight_global_scale"][0].float()
@@ -88,5 +88,4 @@ def meant(parts: dict[str, Tensor], algorithm: str) -> Tensor:
     if algorithm == "NVFP4":
         state = {"weight_packed": parts["weight"], "weight_scale": parts["weight_scale"]}
         state["weight_global_scale"] = 1 / parts["weight_scale_2"].reshape(1)
-    weight: Tensor = BaseCompressor.get_value_from_registry(said["format"]).decompress(state, scheme)["weight"]
-    return weight
+    return quantized.decompressed(state, scheme)

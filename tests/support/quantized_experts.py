@@ -23,6 +23,7 @@ from tests.support.quantized import (
     RoundedExperts,
     Rounding,
     awq_tensors,
+    decompressed,
     gptq_tensors,
     mxfp4,
     rounding_of,
@@ -90,8 +91,7 @@ def compressed(folder: Path, schemes: list[dict[str, Any]]) -> Path:
             state["input_scale"] = torch.tensor([STATIC_SCALE])
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         state = compressor.compress(state, scheme)
-        exact = compressor.decompress(state, scheme)["weight"].float()
-        return {f"{name}.{key}": tensor for key, tensor in state.items()}, exact
+        return {f"{name}.{key}": tensor for key, tensor in state.items()}, decompressed(state, scheme)
 
     groups = {f"group_{i}": json.loads(scheme.model_dump_json(exclude_none=True)) for i, scheme in enumerate(made)}
     config = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "config_groups": groups}

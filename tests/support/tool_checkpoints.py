@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 
@@ -94,8 +93,7 @@ def _scheme(config: dict[str, Any]) -> QuantizationScheme:
 
 def _decompressed(parts: dict[str, Tensor], scheme: QuantizationScheme) -> Tensor:
     wide = {key: part.float() if part.dtype == torch.bfloat16 else part for key, part in parts.items()}
-    weight: Tensor = BaseCompressor.get_value_from_registry(scheme.format).decompress(wide, scheme)["weight"]
-    return weight
+    return quantized.decompressed(wide, scheme)
 
 
 def _modelopt(config: dict[str, Any], _: Path) -> Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -49,8 +50,11 @@ def test_mxfp8_is_dequantised_exactly(weight: torch.Tensor) -> None:
 def test_nvfp4_is_kept_exactly_in_8_bits(weight: torch.Tensor) -> None:
     from npu_ops.layers.quantization.nvfp4 import BLOCK, twice
 
-    stored, exact = compressed("NVFP4", weight)
+    stored, rounded = compressed("NVFP4", weight)
     scales = stored["weight_scale"].float() / stored["weight_global_scale"] / 2
     packed = panels.pack(twice(stored["weight_packed"]), 8)
     made = panels.dequantize(packed, panels.pack_groups(scales), None, *weight.shape, BLOCK)
-    torch.testing.assert_close(made, exact, atol=0, rtol=2**-8)  # `exact` is rounded to bfloat16
+    torch.testing.assert_close(made, rounded, atol=0, rtol=2**-8)  # their compressor gives bfloat16
+    codes = unpack_fp4_from_uint8(stored["weight_packed"], *weight.shape, torch.float64)
+    exact = codes * (stored["weight_scale"].double() / stored["weight_global_scale"]).repeat_interleave(BLOCK, 1)
+    torch.testing.assert_close(made.double(), exact, atol=0, rtol=2**-22)
