@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import judges, molmo2, multimodal
+from tests.support import judges, molmo2, multimodal, paligemma
 from tests.support.engine_run import EngineRun, run_scenarios
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ WATCHED = {
     "sampling": GREEDY,
     "watched": [0, 1, None],
 }
+# whose processor puts the image before the text by itself
+BEFORE = {"prompts": [[20, 30, 40, 50, 60], [20, 30], [20, 30, 40]], "sampling": GREEDY, "seen": [0, 2, None]}
 SEEING = {
     "llava": multimodal.tiny_llava,
     "qwen2.5": multimodal.tiny_qwen2_5_vl,
@@ -53,6 +55,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Engi
 def test_images_in_prompts(name: str, runs: dict[str, tuple[Path, EngineRun]]) -> None:
     folder, run = runs[name]
     check(run, judges.of_images(folder), SEEN)
+
+
+@pytest.mark.nightly
+def test_images_before_their_text_whose_tokens_see_each_other(tmp_path: Path) -> None:
+    folder = paligemma.tiny_paligemma(tmp_path / "paligemma")
+    engine = SETTINGS | {"model": str(folder), "max_model_len": 256}
+    (run,) = run_scenarios(tmp_path, [{"engine": engine, "rounds": [BEFORE]}])
+    check(run, paligemma.judge(folder), BEFORE)
+    request, output = judges.requests(BEFORE)[0], run.tokens(0)[0]
+    assert paligemma.judge(folder, causal=True)(request, output).argmax(-1).tolist() != output
 
 
 def test_recordings_in_a_mixed_batch(runs: dict[str, tuple[Path, EngineRun]]) -> None:

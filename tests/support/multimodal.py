@@ -113,7 +113,7 @@ def tiny_llava(folder: Path, *, max_position_embeddings: int = 512) -> Path:
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
     torch.manual_seed(0)
     transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
-    _name_as_on_the_hub(folder / "model.safetensors")
+    name_as_on_the_hub(folder / "model.safetensors")
     _llava_processor().save_pretrained(folder)
     return folder
 
@@ -170,7 +170,7 @@ def tiny_gemma3_seeing(folder: Path) -> Path:
         model.model.language_model.embed_tokens.weight.div_(8)  # else a token only repeats itself
         model.model.language_model.norm.weight.fill_(7)
     model.save_pretrained(folder)
-    _name_as_on_the_hub(folder / "model.safetensors")
+    name_as_on_the_hub(folder / "model.safetensors")
     names = {"boi_token": "<image>", "image_token": "<soft>", "eoi_token": "<end>"}
     tokenizer = word_tokenizer(_GEMMA_SPECIAL, names)
     images = transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112})
@@ -276,8 +276,8 @@ def _llava_processor() -> transformers.LlavaProcessor:
     )
 
 
-def _name_as_on_the_hub(file: Path) -> None:
-    # transformers 5 writes names that vLLM's LLaVA does not know; it reads the older ones too, which checkpoints have.
+def name_as_on_the_hub(file: Path) -> None:
+    """Give a tower's weights the older names, which checkpoints have; vLLM's LLaVA knows no names of transformers 5."""
     weights = load_file(file)
     renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): weight for name, weight in weights.items()}
     save_file(renamed, file, metadata={"format": "pt"})
