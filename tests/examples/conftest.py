@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npu_platform.demo import MODEL
 from tests.support import models, multimodal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TEXT = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen3-0.6B")
 WORDS = ("words/meta-llama/Llama-3.2-1B-Instruct", "lmsys/longchat-13b-16k")
@@ -57,3 +63,11 @@ def place(hub: Path, tmp_path: Path) -> Path:
     for names in hub.iterdir():
         (tmp_path / names.name).symlink_to(names)
     return tmp_path
+
+
+@pytest.fixture
+def port() -> Iterator[None]:
+    """Keep the other worker from the port that servers take where none is named, as in vLLM's clients and sweeps."""
+    with (Path(tempfile.gettempdir()) / "npu-examples-8000.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -55,6 +55,7 @@ def test_serve(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == 6
 
 
+@pytest.mark.usefixtures("port")
 def test_sweep_of_settings(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason=TABLES)
     parameters = tmp_path / "bench.json"
@@ -63,6 +64,7 @@ def test_sweep_of_settings(tmp_path: Path) -> None:
     assert list((tmp_path / "sweep").rglob("*.json"))
 
 
+@pytest.mark.usefixtures("port")
 def test_sweep_of_workloads_and_its_pictures(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason=TABLES)
     pytest.importorskip("seaborn", reason=TABLES)

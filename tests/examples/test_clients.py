@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -72,9 +70,10 @@ SERVED = [
 ]
 
 
+@pytest.mark.usefixtures("port")
 @pytest.mark.parametrize("served", SERVED, ids=lambda one: one.model)
 def test_clients(served: Served, examples: Path, place: Path) -> None:
-    with port(), server(served, place):
+    with server(served, place):
         for script, said in served.clients.items():
             command = [sys.executable, str(examples / script)]
             environ = os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -88,14 +87,6 @@ def test_clients(served: Served, examples: Path, place: Path) -> None:
 def test_every_client_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "user_guide" / "examples.md").read_text()
     assert not [script for served in SERVED for script in served.clients if f"`{script}`" not in page]
-
-
-@contextlib.contextmanager
-def port() -> Iterator[None]:
-    """Keep the other worker from the port."""
-    with (Path(tempfile.gettempdir()) / "npu-examples-8000.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager
