@@ -190,12 +190,12 @@ def _generate(
 ) -> list[dict[str, Any]]:
     from tests.support.multimodal import prompt
 
-    parameters = list(map(_parameters, sampling)) if isinstance(sampling, list) else _parameters(sampling)
+    wanted = list(map(parameters, sampling)) if isinstance(sampling, list) else parameters(sampling)
     requests = [adapter_request(path) for path in lora or ()]
     inputs = [prompt(ids, **{kind: media[kind][index] for kind in media}) for index, ids in enumerate(prompts)]
     for number, salt in enumerate(salts or ()):
         inputs[number] |= {"cache_salt": salt} if salt else {}
-    outputs = llm.generate(inputs, parameters, use_tqdm=False, lora_request=requests or None)
+    outputs = llm.generate(inputs, wanted, use_tqdm=False, lora_request=requests or None)
     return [
         {
             "tokens": list(output.outputs[0].token_ids),
@@ -213,7 +213,8 @@ def adapter_request(folder: str | None) -> Any:
     return LoRARequest(folder, zlib.crc32(folder.encode()) >> 1, folder) if folder else None
 
 
-def _parameters(sampling: dict[str, Any]) -> Any:
+def parameters(sampling: dict[str, Any]) -> Any:
+    """Return vLLM's parameters of a request; tokens stay as they are, and the end of a text is none, unless said."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
