@@ -103,6 +103,7 @@ EDITS = {
     "v1/engine/test_async_llm.py": AS_ON_CUDA,
     "v1/engine/test_engine_core.py": AS_ON_CUDA,
     "v1/engine/test_engine_core_client.py": AS_ON_CUDA,
+    "v1/metrics/test_ray_metrics.py": [(r"num_gpus=1", "num_cpus=0")],
     "v1/spec_decode/test_eagle.py": PAGED,
     "v1/spec_decode/test_mtp.py": PAGED,
     "v1/spec_decode/test_mtp_structured_output.py": OWN_TOKENIZER,
@@ -131,8 +132,8 @@ other devices than CUDA's, or takes their attention, it takes npu's; where it kn
 it knows npu; where it wants a large device for a model that is small here, any will do; where an engine's configuration
 names a backend of attention that npu refuses, and only NIXL is tried, it names none; where it takes another model's
 tokenizer, it takes that model, which has as many tokens; where it forbids a word that the small models never say, it
-forbids some that they do; a server has twenty minutes to start, since several share two cores; and where it arms CUDA's
-report of waits, which vLLM leaves off on other devices, it does not."""
+forbids some that they do; a server has twenty minutes to start, since several share two cores; where it asks Ray for a GPU, it
+asks for nothing; and where it arms CUDA's report of waits, which vLLM leaves off on other devices, it does not."""
 AS_THEY_ARE = (
     "v1/worker/test_gpu_profiler.py",
     "v1/worker/test_gpu_worker.py",
