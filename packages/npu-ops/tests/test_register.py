@@ -314,8 +314,9 @@ from types import SimpleNamespace
 os.environ["VLLM_CACHE_ROOT"] = {str(tmp_path)!r}
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from npu_ops import choices
+from npu_ops import choices, other_work
 from npu_ops.layers import embedding as layers, linear
+other_work._STAT = other_work.Path("no file")  # beside other tests nothing would be measured
 layers.get_current_vllm_config_or_none = lambda: SimpleNamespace(
     model_config=SimpleNamespace(
         runner_type={runner!r}, hf_text_config=SimpleNamespace(tie_word_embeddings={tied_by_name})
