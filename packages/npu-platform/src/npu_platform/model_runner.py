@@ -132,13 +132,13 @@ class NPUModelRunner(GPUModelRunner):
         return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *args, **kwargs)
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        # The memory profile and the warm-up want the allocations of a batch. Their time is that of the linear layers;
-        # vLLM itself expects any values in what comes out. A graph has launches of kernels that are skipped, but not
-        # the ops of PyTorch.
         if self._has_states and self.input_batch.num_reqs > 0:
             # Between the steps of requests, as beside replicas that are paused. vLLM tells a graph's decodes by the
             # prompts of the requests that wait, and the graph would write states where the last decodes had theirs.
             kwargs.setdefault("cudagraph_runtime_mode", CUDAGraphMode.NONE)
+        # The memory profile and the warm-up want the allocations of a batch. Their time is that of the linear layers;
+        # vLLM itself expects any values in what comes out. A graph has launches of kernels that are skipped, but not
+        # the ops of PyTorch.
         with torch.npu.skip_kernels(*(_LINEAR[:1] if kwargs.get("is_graph_capturing") else _LINEAR)):
             return super()._dummy_run(*args, **kwargs)
 
