@@ -81,13 +81,14 @@ def test_ranks_that_encode_an_image_each(name: str, tmp_path: Path) -> None:
     """Of two images, of one that leaves a rank without, and of none."""
     folder = SEEING[name](tmp_path / name)
     alone = {"prompts": PROMPTS[:1], "sampling": GREEDY, "seen": [1]}
-    unseen = {"prompts": PROMPTS[2:], "sampling": GREEDY}
+    unseen = {"prompts": PROMPTS[2:], "sampling": GREEDY, "seen": [None]}
     engine = SETTINGS | {"model": str(folder), "max_model_len": 256, "mm_device_do_normalize": False}
     ranks = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
-    scenario = {"engine": engine | ranks, "rounds": [SEEN, alone, unseen]}
+    rounds = [SEEN, alone, unseen]
+    scenario = {"engine": engine | ranks, "rounds": rounds}
     (run,) = run_scenarios(tmp_path, [scenario], {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "2GiB"})
     assert "does not support `--mm-encoder-tp-mode data`" not in run.log
-    for number, asked in enumerate((SEEN, alone)):
+    for number, asked in enumerate(rounds):
         for request, output in zip(judges.requests(asked), run.tokens(number), strict=True):
             assert judges.of_images(folder)(request, output).argmax(-1).tolist() == output
 
