@@ -37,8 +37,7 @@ def test_a_fault_is_told_to_everybody_and_leaves_nothing(name: str, tmp_path: Pa
         held = shared_memory(server)
         fails_in_the_open(server, fault.kill, fault.signal)
         assert fault.words in server.log.read_text(errors="replace")
-    # by the resource tracker of who was killed, which may have to wait for a core
-    assert until(lambda: not [path for path in held if path.exists()]), held
+    assert not [path for path in held if path.exists()]
 
 
 def test_the_page_is_current() -> None:
