@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npu_platform.demo.server import Server
 
-__all__ = ["CHAT_TEMPLATE", "Kept", "Traffic", "ask"]
+__all__ = ["CHAT_TEMPLATE", "Kept", "Traffic", "ask", "image_url"]
 
 CLIENTS = 6
 _MOST_KEPT = 400  # of all that are answered, each as likely to be among them
@@ -86,7 +86,7 @@ class Traffic:
 
     def _see(self, chance: random.Random) -> None:
         text = {"type": "text", "text": _words(chance, chance.randint(1, 40))}
-        image = {"type": "image_url", "image_url": {"url": _image(chance.randrange(_IMAGES))}}
+        image = {"type": "image_url", "image_url": {"url": image_url(chance.randrange(_IMAGES))}}
         content = [image, text] if chance.random() < 0.7 else [text, image, image]
         body = {"model": "demo", "messages": [{"role": "user", "content": content}], **_sampling(chance)}
         body["max_tokens"] = chance.randint(1, 16)
@@ -167,7 +167,8 @@ def _words(chance: random.Random, number: int) -> str:
     return " ".join(f"t{chance.randint(10, 511)}" for _ in range(number))
 
 
-def _image(seed: int) -> str:
-    file = io.BytesIO()
-    multimodal.image(seed).save(file, "PNG")
+def image_url(seed: int, size: tuple[int, int] | None = None) -> str:
+    """Return a picture as clients send it, another for each seed, in a size of its own or this one."""
+    file, picture = io.BytesIO(), multimodal.image(seed)
+    (picture.resize(size) if size else picture).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
