@@ -151,17 +151,34 @@ def medusa(folder: Path, target: Path, heads: int, *, seed: int = 7) -> Drafter:
     return drafts
 
 
-def deepseek_with_head(folder: Path, *, seed: int = 8) -> Drafter:
+def deepseek_with_head(folder: Path, *, seed: int = 8, **changes: Any) -> Drafter:
     """Write a DeepSeek-V3 (latent attention, dense) whose checkpoint has a head for multi-token prediction."""
-    models.tiny_deepseek_v3(folder, num_nextn_predict_layers=1)
+    models.tiny_deepseek_v3(folder, num_nextn_predict_layers=1, **changes)
     config = load(folder).config
     head = _made(seed, lambda: _Mtp(config))
     prefix = f"model.layers.{config.num_hidden_layers}."
-    names = {name: prefix + name.removeprefix("block.") for name in head.state_dict()}
-    weights = {names[name]: weight for name, weight in head.state_dict().items()}
+    weights = {prefix + name.removeprefix("block."): weight for name, weight in _one_by_one(head.state_dict()).items()}
     file = folder / "model.safetensors"
     safetensors.torch.save_file(safetensors.torch.load_file(file) | weights, file)
     return _drafter(folder, head)
+
+
+def _one_by_one(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights with those of experts under their own names, as checkpoints have them."""
+    apart: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        before, here, what = name.partition("experts.gate_up_proj" if "gate_up" in name else "experts.down_proj")
+        if not here or what:
+            apart[name] = weight
+            continue
+        for number, expert in enumerate(weight):
+            place = f"{before}experts.{number}."
+            if "gate_up" in here:
+                gate, up = expert.chunk(2)
+                apart |= {f"{place}gate_proj.weight": gate.clone(), f"{place}up_proj.weight": up.clone()}
+            else:
+                apart[f"{place}down_proj.weight"] = expert.clone()
+    return apart
 
 
 def qwen3_next_with_head(folder: Path, *, seed: int = 9) -> Drafter:

@@ -166,7 +166,7 @@ APART: tuple[Apart, ...] = (
     _apart(
         "PP 2",
         _DRAFTED,
-        why="vLLM's model runners draft on one stage only, and ask all for it",
+        why="vLLM drafts beside stages by EAGLE-3 and DeepSeek's head alone",
         said="leave out --speculative-config or --pipeline-parallel-size",
     ),
     _apart(

@@ -44,6 +44,11 @@ _V1, _V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 _NO_CXX = {"CXX": "no-such-compiler"}
 _BOTH = {"kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+_STAGES_OF_HEADS = {
+    "model": "{with-a-head}",
+    "pipeline_parallel_size": 2,
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
     Case(
@@ -59,7 +64,9 @@ _OTHERS: tuple[Case, ...] = (
         _V1,
     ),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
-    Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "draft on one pipeline stage only"),
+    Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafts by EAGLE-3 and .*, not by ngram"),
+    Case(_STAGES_OF_HEADS, "V1 model runner has no drafts beside pipeline stages", _V1),
+    Case(_STAGES_OF_HEADS | {"async_scheduling": False}, "scheduled ahead: leave out --no-async-scheduling"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
     Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler", "TRITON_CACHE_DIR": "an-empty-folder"}),
     Case({}, "npu was not Triton's one device when vLLM was imported", _V2 | {"TRITON_BACKENDS_IN_TREE": "1"}),
@@ -195,6 +202,7 @@ _FOLDERS: dict[str, Callable[[Path], Path]] = {
         folder, num_hidden_layers=1, num_key_value_heads=1, head_dim=32, rswa_window=8
     ),
     "latent": models.tiny_deepseek_v2,
+    "with-a-head": lambda folder: models.tiny_deepseek_v3(folder, num_nextn_predict_layers=1),
     "hybrid": lambda folder: models.tiny_granite_hybrid(folder, num_key_value_heads=1),
     "bert": models.tiny_bert,
     "llava": multimodal.tiny_llava,

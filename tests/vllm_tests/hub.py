@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 import transformers
 
-from tests.support import models
+from tests.support import drafters, models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,13 @@ def granite_moe(folder: Path) -> Path:
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}
     models._save(transformers.GraniteMoeConfig(max_position_embeddings=4096, eos_token_id=None, **shape), folder, 0)
     _add_tokenizer(folder, end="</s>")
+    return folder
+
+
+def deepseek_mtp(folder: Path) -> Path:
+    """DeepSeek-V3 with experts behind its first layer, and a head for multi-token prediction with experts, too."""
+    shape = {"first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "topk_method": "noaux_tc"}
+    drafters.deepseek_with_head(folder, moe_intermediate_size=128, max_position_embeddings=4096, **shape)
     return folder
 
 

@@ -297,6 +297,8 @@ MODELS: dict[str, hub.Make] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN2,
     "Qwen/Qwen2.5-1.5B-Instruct": _generating(_QWEN2_5, max_new_tokens=256),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN2,
+    "luccafong/deepseek_mtp_main_random": hub.deepseek_mtp,
+    "luccafong/deepseek_mtp_draft_random": hub.deepseek_mtp,
     "openai-community/gpt2": hub.gpt2,
     "gpt2": hub.gpt2,
     "distilbert/distilgpt2": hub.gpt2,

@@ -44,6 +44,7 @@ _SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "med
 _DRAFTS_WITHOUT_CACHE = ("ngram", "suffix", "medusa", "custom_class")
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
 _IMAGES = AttentionBackendEnum.TORCH_SDPA
+_MTP_BESIDE_STAGES = "DeepSeekMTPModel"
 _WITHOUT_STAGES = "GraniteMoeHybridForCausalLM"  # whose state-space layers are asked for where another stage has them
 _ALL_TO_ALL = "allgather_reducescatter"  # of any collectives; the others are libraries for GPUs
 _SUM_OF_TWO = 2  # is the same in either order
@@ -255,10 +256,7 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
                 "--speculative-config."
             )
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            yield (
-                "vLLM's model runners draft on one pipeline stage only, and ask all for it: "
-                "leave out --speculative-config or --pipeline-parallel-size."
-            )
+            yield from _drafts_beside_stages(vllm_config, vllm_config.speculative_config)
     yield from _structured(vllm_config.structured_outputs_config.backend)
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "Layers that share a KV cache compute whole prompts on npu: leave out --kv-sharing-fast-prefill."
@@ -269,6 +267,20 @@ def _engine(vllm_config: VllmConfig) -> Iterator[str]:
         yield "NVTX is a part of CUDA: leave out --enable-layerwise-nvtx-tracing."
     yield from _attention(vllm_config)
     yield from _compilation(vllm_config)
+
+
+def _drafts_beside_stages(vllm_config: VllmConfig, speculation: SpeculativeConfig) -> Iterator[str]:
+    draft, ways = speculation.draft_model_config, "leave out --speculative-config or --pipeline-parallel-size"
+    mtp = speculation.method == "mtp" and draft is not None and draft.architecture == _MTP_BESIDE_STAGES
+    if not mtp and speculation.method != "eagle3":
+        # a model that drafts would be split as its target is, EAGLE's layers have names of the target's, other heads
+        # ask for what comes from a stage before, and n-grams are looked for on the last stage alone
+        by = draft.architecture if draft is not None and speculation.method == "mtp" else speculation.method
+        yield f"Beside pipeline stages vLLM drafts by EAGLE-3 and {_MTP_BESIDE_STAGES}, not by {by}: {ways}."
+    elif not config.chose_v2_runner():
+        yield f"vLLM's V1 model runner has no drafts beside pipeline stages: unset VLLM_USE_V2_MODEL_RUNNER, or {ways}."
+    elif not vllm_config.scheduler_config.async_scheduling:
+        yield f"Drafts beside pipeline stages are scheduled ahead: leave out --no-async-scheduling, or {ways}."
 
 
 def _structured(backend: str) -> Iterator[str]:
