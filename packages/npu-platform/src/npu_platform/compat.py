@@ -159,10 +159,11 @@ def without_kernel_warmup() -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_warm_up() -> Iterator[None]:
-    """Let the V2 runner's warm-up send two requests through the model, not as many as a step takes.
+    """Let the V2 runner's warm-up send two requests through the model, not as many as a step takes, and compute little.
 
     Why: ``warmup_kernels`` computes a prompt and three steps for all of them, which takes a host seconds. Its kernels
-    are compiled for one request or for any other number. Versions: vLLM 0.32, 0.33. Scope: the warm-up at start.
+    are compiled for one request or for any other number, and whatever the linear layers give. Versions: vLLM 0.32,
+    0.33. Scope: the warm-up at start.
     """
     from vllm.v1.worker import gpu_worker
 
@@ -170,10 +171,15 @@ def short_warm_up() -> Iterator[None]:
         yield
 
 
-def _warm_up_with_two_requests(runner: Any, *steps: Callable[..., Any]) -> None:
+def _warm_up_with_two_requests(runner: Any, execute: Callable[..., Any], sample: Callable[..., Any]) -> None:
+    from vllm.config import CompilationMode
     from vllm.v1.worker.gpu.warmup import warmup_kernels
 
-    warmup_kernels(_OfTwoRequests(runner), *steps)
+    from npu_platform.v2.dry_steps import without_products
+
+    if runner.compilation_config.mode == CompilationMode.NONE:  # what is compiled has its products in it
+        execute = without_products(execute)
+    warmup_kernels(_OfTwoRequests(runner), execute, sample)
 
 
 class _OfTwoRequests:

@@ -402,6 +402,29 @@ def test_error_inside_the_capture_leaves_a_clean_state() -> None:
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_garbage_is_looked_for_before_a_capture_where_torch_says_so(forced: bool) -> None:
+    """As on cuda: it takes longer than to capture a model, and an engine captures a dozen times."""
+    x = torch.ones(4, device=DEVICE)
+    begun: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            begun.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        with torch.compiler.config.patch(force_cudagraph_gc=forced):
+            gc.disable()  # of its own accord it would look as well
+            graph, y = captured(torch.neg, x)
+    finally:
+        gc.enable()
+        gc.callbacks.remove(note)
+    assert begun == ([2] if forced else [])
+    graph.replay()
+    assert torch.equal(y, -x)
+
+
 def test_a_graph_that_dies_on_another_thread_ends_the_capture() -> None:
     x = torch.ones(4, device=DEVICE)
     graphs = [torch.npu.NPUGraph()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,10 +47,8 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     def _capture(self, batch: BatchDescriptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         validate_cudagraph_capturing_enabled()
         graph = torch.npu.NPUGraph()
-        # Garbage goes before the first of a model's pieces alone: to look for it takes longer than to capture one.
-        capture = _capture if self.cudagraph_options.gc_disable else torch.npu.graph
         get_offloader().sync_prev_onload()
-        with capture(graph, pool=self.graph_pool):
+        with torch.npu.graph(graph, pool=self.graph_pool):
             output = self.runnable(*args, **kwargs)
             get_offloader().join_after_forward()  # the next step's first weights are on their way
         entry = CUDAGraphEntry(batch_descriptor=batch, cudagraph=graph)
@@ -67,12 +63,3 @@ def count_graphs(vllm_config: VllmConfig) -> int:
     """Return how many graphs an engine has captured in this process; a step of pieces has one for each."""
     wrappers = (wrapper for wrapper in CUDAGraphWrapper._all_instances if wrapper.vllm_config is vllm_config)
     return sum(len(wrapper.concrete_cudagraph_entries) for wrapper in wrappers)
-
-
-@contextlib.contextmanager
-def _capture(graph: Any, pool: tuple[int, int]) -> Iterator[None]:
-    graph.capture_begin(pool)
-    try:
-        yield
-    finally:
-        graph.capture_end()

@@ -73,9 +73,10 @@ class graph:  # noqa: N801 - the name in torch.cuda
         self.stream_context = StreamContext(stream)
 
     def __enter__(self) -> None:
-        """Begin to capture; garbage goes first, so that no dead tensor is freed into the graph."""
+        """Begin to capture; garbage goes first where torch.compiler.config.force_cudagraph_gc says so, as on cuda."""
         synchronize()
-        gc.collect()
+        if torch.compiler.config.force_cudagraph_gc:
+            gc.collect()
         self.stream_context.__enter__()
         try:
             if self.pool is not None:
