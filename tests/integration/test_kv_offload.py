@@ -227,6 +227,22 @@ def test_preempted_requests_give_equal_tokens(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
+def test_an_engine_goes_on_and_ends_beside_a_disk_that_hangs(tmp_path: Path) -> None:
+    """The disk takes some blocks, and then nothing comes back from it; the process must end all the same."""
+    prompts = models.prompt_token_ids([PROMPT] * 8)
+    quick = {"load_seconds": 0.5, "store_seconds": 0.5, "failures": 2, "open_seconds": 0.5}
+    tier = {"type": "HungDisk", "module_path": "tests.support.hung_disk", "writes": 6, "guard": quick}
+    rounds: list[Any] = [[prompt] for prompt in prompts * 2]
+    run = run_scenario(Case(model="llama", tier=tier), tmp_path, [*rounds, prompts[:4]])
+    for number in range(8):
+        assert tokens(run, 8 + number) == tokens(run, number)
+    assert tokens(run, 16) == [tokens(run, number)[0] for number in range(4)]
+    assert of_tiers(run, "tiering_breaker_opened") > 0
+    assert of_tiers(run, "tiering_overdue_jobs") > 0
+    assert run["metrics"]["vllm:npu_kv_durable_stored_blocks"] > 0
+
+
+@pytest.mark.nightly
 def test_states_come_back_with_equal_tokens(tmp_path: Path) -> None:
     shared, *tails = models.prompt_token_ids([290, 9, 40, 290, 290, 290, 290], seed=1)
     prompts = [shared + tails[0], *tails[2:], shared + tails[1], shared + tails[0]]

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     @property
     def is_trusty(self) -> bool:
         """Whether its tier has all that was stored, whole and in time."""
-        return self.tier is None or self.tier["type"] != "FlakyTier"
+        return self.tier is None or self.tier["type"] not in {"FlakyTier", "HungDisk"}
 
 
 def run_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def write_scenario(case: Case, folder: Path, rounds: list[Any], **scenario: Any)
         places = {
             "fs": {"root_dir": str(folder / "tier")},
             "durable": {"path": str(folder / "tier"), "bytes": 64 << 20},
+            "HungDisk": {"path": str(folder / "tier"), "bytes": 64 << 20},
         }
         tier = places.get(case.tier["type"], {}) | ({"guard": PATIENT} if case.is_trusty else {}) | case.tier
         options |= {"cpu_bytes_to_use": case.host, "secondary_tiers": [tier]}

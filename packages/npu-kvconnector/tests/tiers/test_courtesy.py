@@ -37,7 +37,7 @@ def look(machine: Machine) -> None:
     machine.courtesy.look()
 
 
-@pytest.mark.parametrize("asked", [LOADING, STORING])
+@pytest.mark.parametrize("asked", [LOADING, STORING, 0.0033])
 @pytest.mark.parametrize(("others", "is_short"), [(0.2, False), (0.9, False), (1.2, True), (1.8, True)])
 def test_it_works_for_a_small_share_of_the_time_where_others_want_all_cores(
     others: float, is_short: bool, asked: float
@@ -67,6 +67,18 @@ def test_an_engine_that_computes_nothing_wants_no_cores() -> None:
     note_step(is_idle=False)
     machine.work()
     assert machine.work() > 0.0
+
+
+def test_a_long_rest_has_an_end_when_cores_are_idle_or_the_engine_is() -> None:
+    machine = Machine(2.0)
+    look(machine)
+    assert machine.courtesy.still_rests()
+    note_step(is_idle=True)
+    assert not machine.courtesy.still_rests()
+    note_step(is_idle=False)
+    machine.others = 0.2
+    machine.let_pass(0.2)
+    assert not machine.courtesy.still_rests()
 
 
 def test_a_load_does_not_fall_behind_its_pace() -> None:

@@ -15,6 +15,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
 from npu_kvconnector import metrics
+from npu_kvconnector.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -157,6 +158,13 @@ class TierManager(TieringOffloadingManager):
             if params is not None:
                 return params
         return None
+
+    def shutdown(self) -> None:
+        """Shut all tiers down. One that does not answer keeps the host tier's memory, which goes with the process."""
+        try:
+            super().shutdown()
+        except StoreError as error:  # logged there
+            logger.warning("The host tier's memory stays until the process ends: %s", error)
 
     def reset_cache(self) -> None:
         """Forget all chunks of the host tier; those that a tier does not give back are not used again."""

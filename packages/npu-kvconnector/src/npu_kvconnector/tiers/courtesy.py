@@ -31,7 +31,8 @@ _IDLE_CORES = 1.0
 _WINDOW_SECONDS = 0.1
 _OLD_SECONDS = 2.0
 """What was seen so long ago says nothing of now."""
-_MOST_OWED = 0.5
+_MOST_WORK = 0.03
+"""Seconds of work that are made good by rest; what one piece took beyond that was not its own."""
 
 
 class _Engine:
@@ -96,6 +97,11 @@ class Courtesy:
             _, busy, worked = (new - old for new, old in zip(self._seen, seen, strict=True))
             self.is_short = busy - worked > (self._cores - _IDLE_CORES) * (now - seen[0])
 
+    def still_rests(self) -> bool:
+        """Return whether there is still a reason to, for a rest that is long; cheap enough to ask now and then."""
+        self.look()
+        return self.is_short and not self._is_idle()
+
     def rest(self, ahead: float) -> float:
         """Return for how long to rest after a piece of work.
 
@@ -108,7 +114,7 @@ class Courtesy:
         if not self.is_short or before is None or self._is_idle():
             self._owed = 0.0
             return 0.0
-        self._owed = min(self._owed + (worked - before) * (1 / self._share - 1), _MOST_OWED)
+        self._owed = min(self._owed + (worked - before) * (1 / self._share - 1), _MOST_WORK / self._share)
         seconds = max(0.0, min(self._owed, ahead))
         self._owed -= seconds
         return seconds

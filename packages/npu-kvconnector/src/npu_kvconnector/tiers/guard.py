@@ -11,7 +11,8 @@ Note [One asks for all]. A tier that has been skipped and is silent still would 
 that it is tried. So one request waits for its answer, and the others do without meanwhile.
 
 Note [A late load]. A load that outlasts its deadline may still write to its chunk of the host tier. So requests stop
-waiting for it, but the chunk stays reserved until the tier reports the end.
+waiting for it, but the chunk stays reserved until the tier reports the end. A tier that never does would take the host
+tier away, a try after the other: it is asked for nothing while it holds ``pending_share`` of it.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class GuardedTier(SecondaryTierManager):
         self._jobs: dict[int, _Job] = {}
         self._ended: list[JobResult] = []  # jobs that the tier did not take
         self._loading: dict[OffloadKey, float] = {}  # until when requests wait for it
+        self._late_chunks = 0  # of loads that nobody waits for any more
         self._failed: collections.OrderedDict[OffloadKey, float] = collections.OrderedDict()  # until when not asked for
         self._asked: dict[str, _Wait] = {}  # by request
         self._patience = Patience(config.lookup_seconds, learns=learns)
@@ -115,7 +117,7 @@ class GuardedTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Return what the tier says, or MISS where it is skipped, raises, or does not say in time."""
-        if not self.loads.allows() or self._failed.get(key, 0.0) > self._clock():
+        if not self.loads.allows() or self._late_chunks >= self._most_pending or self._is_failed(key):
             self._count(metrics.SKIPPED_CHUNKS, "load")
             return LookupResult.MISS
         result = self._call("lookup", lambda: self.tier.lookup(key, req_context), LookupResult.MISS, self.loads)
@@ -124,6 +126,9 @@ class GuardedTier(SecondaryTierManager):
         if req_context.req_id in self._asked:
             self._note_answer(req_context.req_id)
         return result
+
+    def _is_failed(self, key: OffloadKey) -> bool:
+        return self._failed.get(key, 0.0) > self._clock()
 
     def is_overdue(self, key: OffloadKey) -> bool:
         """Return whether a load of this chunk has outlasted its deadline; see Note [A late load]."""
@@ -225,8 +230,8 @@ class GuardedTier(SecondaryTierManager):
     def abandon(self, job_id: int) -> None:
         """Forget a job whose end the tier does not report."""
         job = self._jobs.pop(job_id, None)
-        for key in job.keys if job is not None and job.is_load else ():
-            self._loading.pop(key, None)
+        if job is not None and job.is_load:
+            self._note_load_over(job)
 
     def shutdown(self) -> None:
         """Release what the tier holds."""
@@ -316,14 +321,18 @@ class GuardedTier(SecondaryTierManager):
             for key in job.keys if result.success else ():
                 self._failed.pop(key, None)
             return result
-        for key in job.keys:
-            self._loading.pop(key, None)
+        self._note_load_over(job)
         delivered = job.keys if result.success else set(result.successful_keys or ()) & set(job.keys)
         missing = [key for key in job.keys if key not in delivered] if len(delivered) < len(job.keys) else []
         self._note_missing(missing, count=not job.is_overdue)
         if not result.success:
             result.successful_keys = tuple(delivered) or None
         return result
+
+    def _note_load_over(self, job: _Job) -> None:
+        self._late_chunks -= len(job.keys) if job.is_overdue else 0
+        for key in job.keys:
+            self._loading.pop(key, None)
 
     def _note_missing(self, keys: list[OffloadKey], *, count: bool) -> None:
         """Let chunks that could not be loaded not be asked for, else requests would try them for ever."""
@@ -344,6 +353,7 @@ class GuardedTier(SecondaryTierManager):
                 self._count(metrics.OVERDUE_JOBS, self._operations[job.breaker])
                 self._fail(job.breaker)
                 if job.is_load:
+                    self._late_chunks += len(job.keys)
                     blocks = len(job.keys) * self._blocks_per_chunk
                     self._stats.increase_counter(metrics.RECOMPUTED_BLOCKS, blocks, (self._label,))
 

@@ -24,7 +24,7 @@ from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
 from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index
-from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError
+from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +111,80 @@ def test_without_o_direct_the_bytes_are_the_same(folder: Path) -> None:
     again = open_store(folder)
     assert held(again, range(20)) == list(range(20))
     again.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_blocks_that_come_together_are_written_together(
+    direct: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one call, as far as a segment has room; sizes of no whole pages among them, and one name twice."""
+    calls: list[int] = []
+    write = segments.write_at
+
+    def count(descriptor: int, buffers: list[memoryview], offset: int) -> None:
+        calls.append(sum(len(buffer) for buffer in buffers))
+        write(descriptor, buffers, offset)
+
+    store = open_store(folder, direct=direct)
+    put(store, 1)
+    monkeypatch.setattr(segments, "write_at", count)
+    sizes = {number: SIZE - number % 3 * 4097 for number in range(1, 60)}
+    blocks = {number: block(number, size if number > 1 else SIZE) for number, size in sizes.items()}
+    aligned = page_buffer(4 * PAGE)
+    aligned[:] = block(60, len(aligned))
+    records = [Record(name(number), REALM, memoryview(data)) for number, data in blocks.items()]
+    records += [Record(name(60), REALM, aligned), records[7]]
+    assert store.put_all(records) == 59
+    assert len(calls) < 8  # a segment takes a dozen and more, and its own beginning is a call
+    store.close()
+    again = open_store(folder, direct=direct)
+    blocks[60] = bytes(aligned)
+    for number, data in blocks.items():
+        read = again.read(name(number))
+        assert read is not None
+        assert bytes(read.payload) == data
+    assert again.corrupt == 0
+    again.close()
+
+
+def test_of_blocks_that_come_together_those_before_a_failure_stay(
+    store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+    write = segments.write_at
+
+    def fail_third(descriptor: int, buffers: list[memoryview], offset: int) -> None:
+        if next(calls) == 2:
+            raise OSError(errno.EIO, "no")
+        write(descriptor, buffers, offset)
+
+    put(store, 0)
+    monkeypatch.setattr(segments, "write_at", fail_third)
+    with pytest.raises(StoreError, match="could not be stored"):
+        store.put_all([Record(name(number), REALM, memoryview(block(number))) for number in range(1, 100)])
+    there = held(store, range(100))
+    assert there == list(range(len(there)))
+    assert 1 < len(there) < 100
+    assert store.put_all([Record(name(number), REALM, memoryview(block(number))) for number in range(100)]) > 0
+    store.close()
+    again = open_store(folder)
+    assert held(again, range(100)) == list(range(100))
+    again.close()
+
+
+def test_a_block_that_came_long_ago_is_committed_sooner(folder: Path) -> None:
+    """So that one which was appended late is not late twice."""
+    store = open_store(folder, commit_seconds=30)
+    came = time.monotonic() - 29.9
+    store.put_all([Record(name(1), REALM, memoryview(block(1)), came=came)])
+    until = time.monotonic() + 10
+    while len(store.index) == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(store.index) == 1
+    (delay,) = store.take_delays()
+    assert 29.9 <= delay < 40
+    assert store.take_delays() == []
+    store.close()
 
 
 def test_commits_come_by_themselves(folder: Path) -> None:

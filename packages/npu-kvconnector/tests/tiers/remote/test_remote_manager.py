@@ -317,12 +317,28 @@ def test_a_store_beside_busy_cores_rests_between_packs_and_ends_in_half_its_time
         return max(0.0, ahead)
 
     monkeypatch.setattr(server.tier._restraint, "rest", rest)
+    monkeypatch.setattr(server.tier._restraint, "still_rests", lambda: True)
     began = time.monotonic()
     assert server.store(*range(8)).success
     assert 0.9 < time.monotonic() - began < 1.9
     assert len(rests) == 4
     assert until(lambda: server.lookup(*range(8)) == [True] * 8)
     assert server.load(*range(8))[1] == [block_of(number) for number in range(8)]
+
+
+@pytest.mark.parametrize("why", ["idle cores", "hurry"])
+def test_a_store_that_rests_goes_on_as_soon_as_there_is_no_reason_to(
+    why: str, serve: Serve, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(options | {"pack_bytes": 2 * BLOCK})
+    monkeypatch.setattr(server.tier._restraint, "rest", lambda ahead: 30.0)
+    monkeypatch.setattr(server.tier._restraint, "still_rests", lambda: why == "hurry")
+    server.tier.submit_store(server.job(range(8), is_promotion=False))
+    began = time.monotonic()
+    if why == "hurry":
+        server.tier.drain_jobs()
+    assert server.finish().success
+    assert time.monotonic() - began < 10
 
 
 def test_blocks_of_a_store_that_ends_early_are_counted_once(

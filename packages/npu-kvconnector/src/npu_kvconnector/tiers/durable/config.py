@@ -34,6 +34,9 @@ class DurableConfig:
     """What names the weights; by default they are sampled."""
     direct: bool = True
     """Go past the page cache where the filesystem can do that."""
+    sync_seconds: float = 1.0
+    """How long after it was handed to the tier a block is durable, where the disk keeps up; more lets stores wait for
+    idle cores."""
     eviction_policy: str = "lru"
     """"lru", or "arc": prompts asked once do not push out those asked again and again."""
     threads: int = 4
@@ -53,6 +56,10 @@ class DurableConfig:
                 raise OptionError(msg)
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
             msg = f"threads must be a whole number from 1 to 64, not {self.threads!r}"
+            raise OptionError(msg)
+        seconds = self.sync_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.1 <= seconds <= 60:
+            msg = f"sync_seconds must be a number from 0.1 to 60, not {seconds!r}"
             raise OptionError(msg)
         if self.eviction_policy not in {"lru", "arc"}:
             msg = f'eviction_policy must be "lru" or "arc", not {self.eviction_policy!r}'

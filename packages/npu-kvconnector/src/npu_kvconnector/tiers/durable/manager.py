@@ -7,7 +7,6 @@ into the host tier. Where another process writes the store, this one reads it, a
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -27,6 +26,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult
 
@@ -40,7 +40,8 @@ from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
 from npu_kvconnector.tiers.durable.reader import StoreReader
-from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
+from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, lock_store
+from npu_kvconnector.tiers.durable.threads import DaemonPool
 from npu_kvconnector.tiers.priority import step_back
 from npu_kvconnector.tiers.sealed import SealedTier
 
@@ -55,6 +56,7 @@ __all__ = ["DurableTierManager"]
 logger = init_logger("vllm.npu_kvconnector")
 
 _TRY_AGAIN = 10.0  # seconds between attempts to become the writer, or to write again after a failure
+_MOST_TOUCHES = 1024  # notes of uses that wait
 _STARTING = 60.0  # seconds that another server may take to bring the store in order
 _COUNTERS = {
     "vllm:npu_kv_durable_stored_blocks": "Blocks stored.",
@@ -72,6 +74,12 @@ _GAUGES = {
     "vllm:npu_kv_durable_is_writer": "1 where this server writes the store, 0 where it reads another's.",
 }
 _BLOCKS, _BYTES, _IS_WRITER = _GAUGES
+_WRITE_BYTES, _MOST_OF_A_WRITE = 8 * 2**20, 64
+"""Of blocks that are stored together: where cores are short, the thread waits for one after each write."""
+_DELAY = "vllm:npu_kv_durable_delay_seconds"
+_DELAYS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
+_UNHURRIED_SYNC = 0.4
+"""Of `sync_seconds`, for which a store may go slowly where cores are short; the commit begins after half of them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,6 +94,9 @@ class _Job:
 
 class DurableTierManager(SealedTier):
     """Keeps blocks in a store on a disk; see :class:`DurableConfig` for the options."""
+
+    silent_seconds = 30.0
+    """Without an answer of the disk, after which nobody waits for it."""
 
     def _start(self, spec: OffloadingSpec, memory: memoryview, options: Mapping[str, Any]) -> None:
         """Open the store and bring it in order, or read it where another process writes it."""
@@ -103,6 +114,7 @@ class DurableTierManager(SealedTier):
         self._realm = Realm(fingerprint, self._config.namespace, secret)
         self._cipher = Cipher(secret, self._realm.id) if self._config.encrypt else None
         self._payload_bytes = self.block_size_bytes + (OVERHEAD if self._cipher else 0)
+        self._blocks_of_a_write = max(1, min(_WRITE_BYTES // self._payload_bytes, _MOST_OF_A_WRITE))
         self._store: StoreReader = self._open()
         self._tried = time.monotonic()
         self._idle = threading.Condition(self._lock)
@@ -115,10 +127,13 @@ class DurableTierManager(SealedTier):
         self._courtesy, self._resting = Courtesy(worked=lambda: _seconds_of(self._loading)), threading.Lock()
         self._restraint, self._hurry = Courtesy(STORING), threading.Event()
         self._unhurried = UNHURRIED * shortest(spec.extra_config, "durable", "load_seconds")
-        self._unhurried_store = UNHURRIED * shortest(spec.extra_config, "durable", "store_seconds")
-        pool = concurrent.futures.ThreadPoolExecutor
-        self._storer = pool(1, "npu-kv-durable-store", step_back)
-        self._loaders = pool(self._config.threads, "npu-kv-durable-load", self._begin_loading)
+        slowly = UNHURRIED * shortest(spec.extra_config, "durable", "store_seconds")
+        self._unhurried_store = min(slowly, _UNHURRIED_SYNC * self._config.sync_seconds)
+        self._moves = 0  # what has come back from the disk
+        self._touches = 0
+        self._is_shut = False
+        self._storer = DaemonPool(1, "npu-kv-durable-store", step_back)
+        self._loaders = DaemonPool(self._config.threads, "npu-kv-durable-load", self._begin_loading)
 
     # --- what the scheduler asks ------------------------------------------------------------------------------------
 
@@ -152,31 +167,70 @@ class DurableTierManager(SealedTier):
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Keep blocks that were used for longer; noted in the background."""
+        if self._touches >= _MOST_TOUCHES:  # a disk that does not answer
+            return
         names = [self._realm.name(key) for key in keys]
         with contextlib.suppress(RuntimeError):  # after shutdown
             self._storer.submit(self._touch, names)
+            with self._lock:
+                self._touches += 1
 
     def drain_jobs(self) -> None:
-        """Wait for all jobs, which do not rest meanwhile."""
+        """Wait for all jobs, which do not rest meanwhile.
+
+        Raises:
+            StoreError: the disk has not answered for some seconds.
+        """
         self._hurry.set()
-        with self._idle:
-            self._idle.wait_for(lambda: not self._jobs and not self._stores)
+        is_done = self._wait_for_jobs()
         self._hurry.clear()
+        if not is_done:
+            raise StoreError(self._silence())
 
     def shutdown(self) -> None:
-        """Let jobs under way end, make all durable, and close the store; safe to call twice."""
+        """Let jobs under way end, make all durable, and close the store; safe to call twice.
+
+        Raises:
+            StoreError: the disk has not answered for some seconds; it may still read what a job was to store.
+        """
+        if self._is_shut:
+            return
+        self._is_shut = True
         self._hurry.set()
-        self._loaders.shutdown()
-        self._storer.shutdown()
-        self._store.close()
+        # In the thread that stores: who shuts an engine down must not hang with a disk.
+        self._storer.submit(self._close)
+        is_done = self._wait_for_jobs()
+        until = time.monotonic() + (self.silent_seconds if is_done else 0.0)
+        if not all([self._loaders.shutdown(until), self._storer.shutdown(until)]):
+            raise StoreError(self._silence())
         self._memory = np.empty((0, self.block_size_bytes), np.uint8)  # the region's owner closes it next
         self._primary_kv_view = memoryview(b"")
+
+    def _close(self) -> None:
+        self._store.close()  # the one that there is after all jobs
+
+    def _wait_for_jobs(self) -> bool:
+        """Wait until there are none; return False where nothing came from the disk for so long."""
+        moves, since = self._moves, time.monotonic()
+        with self._idle:
+            while self._jobs or self._stores:
+                self._idle.wait(0.1)
+                if self._moves != moves:
+                    moves, since = self._moves, time.monotonic()
+                elif time.monotonic() - since > self.silent_seconds:
+                    return False
+        return True
+
+    def _silence(self) -> str:
+        return f"the disk of {self._config.path} has not answered for {self.silent_seconds:.0f} s: see the system's log"
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         """Return the tier's own metrics; bytes, seconds and hits are vLLM's ``vllm:kv_offload_tiering_*``."""
         counters = {name: OffloadingCounterMetadata(documentation=text) for name, text in _COUNTERS.items()}
-        return {**counters, **{name: OffloadingGaugeMetadata(documentation=text) for name, text in _GAUGES.items()}}
+        gauges = {name: OffloadingGaugeMetadata(documentation=text) for name, text in _GAUGES.items()}
+        text = "Seconds after a block was handed to the tier until it was durable."
+        return {**counters, **gauges, _DELAY: OffloadingHistogramMetadata(documentation=text, buckets=_DELAYS)}
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the counts since the last call, and what there is now."""
@@ -192,6 +246,8 @@ class DurableTierManager(SealedTier):
         for name, number in counts.items():
             if number:
                 stats.increase_counter(name, number)
+        for seconds in store.take_delays() if isinstance(store, DurableStore) else ():
+            stats.observe_histogram(_DELAY, seconds)
         is_writer = isinstance(store, DurableStore) and store.failure is None
         stats.set_gauge(_IS_WRITER, float(is_writer))
         with contextlib.suppress(Exception):  # a store that is being closed
@@ -209,11 +265,15 @@ class DurableTierManager(SealedTier):
         began, done = time.monotonic(), 0
         try:
             store = self._writer()
-            for number, (key, chunk) in enumerate(zip(keys, chunks, strict=True)):
-                pace = asked + self._unhurried_store * number / len(keys)
+            pairs = list(zip(keys, chunks, strict=True))
+            for first in range(0, len(pairs), self._blocks_of_a_write):
+                # Other jobs may wait behind this one, and have the same time.
+                pace = asked + self._unhurried_store * first / max(self._waiting, 1)
                 self._hurry.wait(self._restraint.rest(pace - time.monotonic()))
-                if store is not None and self._put(store, self._realm.name(key), self._memory[int(chunk)]):
-                    done += 1
+                some = pairs[first : first + self._blocks_of_a_write]
+                if store is not None and self._put(store, some, asked):
+                    done += len(some)
+                self._moves += 1
         except Exception:  # a fault of ours must not leave the job open for ever
             logger.exception("A store of the durable tier failed")
         finally:
@@ -228,16 +288,19 @@ class DurableTierManager(SealedTier):
                 self._stores -= 1
                 self._idle.notify_all()
 
-    def _put(self, store: DurableStore, name: bytes, block: np.ndarray) -> bool:
+    def _put(self, store: DurableStore, blocks: Iterable[tuple[OffloadKey, int]], came: float) -> bool:
         try:
-            if name not in store:
-                payload = block.data if self._cipher is None else self._cipher.encrypt(name, block.data)
-                codec = PLAIN if self._cipher is None else AES_GCM
-                store.put(name, self._realm.id, memoryview(payload), block_bytes=block.nbytes, codec=codec)
+            named = [(self._realm.name(key), self._memory[int(chunk)]) for key, chunk in blocks]
+            store.put_all([self._record(name, block, came) for name, block in named if name not in store])
         except StoreError as error:
             logger.warning_once("The durable tier cannot store: %s", error)
             return False
         return True
+
+    def _record(self, name: bytes, block: np.ndarray, came: float) -> Record:
+        payload = block.data if self._cipher is None else self._cipher.encrypt(name, block.data)
+        codec = PLAIN if self._cipher is None else AES_GCM
+        return Record(name, self._realm.id, memoryview(payload), block.nbytes, codec, came)
 
     def _begin_loading(self) -> None:
         step_back()
@@ -259,6 +322,7 @@ class DurableTierManager(SealedTier):
             logger.exception("A load of the durable tier failed")
         finally:
             with self._lock:
+                self._moves += 1
                 if is_loaded:
                     job.loaded.append(key)
                 job.left -= 1
@@ -308,6 +372,8 @@ class DurableTierManager(SealedTier):
         return True
 
     def _touch(self, names: list[bytes]) -> None:
+        with self._lock:
+            self._touches -= 1
         store = self._store
         if isinstance(store, DurableStore):
             with contextlib.suppress(Exception):
@@ -327,6 +393,7 @@ class DurableTierManager(SealedTier):
                     quota=self._config.bytes,
                     block_bytes=self._payload_bytes,
                     direct=direct,
+                    commit_seconds=self._config.sync_seconds / 2,
                     eviction_policy=policy,
                 )
                 break

@@ -20,12 +20,13 @@ from npu_kvconnector.tiers.durable.files import (
     open_file,
     page_buffer,
     read_at,
+    round_up,
     sync_folder,
     write_at,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -76,46 +77,70 @@ class SegmentWriter:
         self._direct = direct
         path = segment_path(folder, number)
         self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=direct)
-        self._page = page_buffer(PAGE)
+        page = page_buffer(PAGE)
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             fields = _SUPERBLOCK.pack(_MAGIC, 1, 0, number, store_id)
-            self._page[:_END] = fields + xxhash.xxh3_64_digest(fields)
-            write_at(self._descriptor, [self._page], 0)
+            page[:_END] = fields + xxhash.xxh3_64_digest(fields)
+            write_at(self._descriptor, [page], 0)
             os.fsync(self._descriptor)
             sync_folder(folder)
         except OSError:
             self.close()
             path.unlink(missing_ok=True)
             raise
-        self._page[:_END] = bytes(_END)
-        self._scratch = page_buffer(PAGE)
+        self._pages, self._scratch = page_buffer(PAGE), page_buffer(PAGE)
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left for records."""
+        return self.size - self.used
 
     def has_room(self, size: int) -> bool:
         """Return whether a payload of ``size`` bytes fits."""
-        return self.used + envelope.record_bytes(size) <= self.size
+        return envelope.record_bytes(size) <= self.room
 
-    def append(self, header: Header, payload: memoryview) -> Place:
-        """Write a record at the end; its place in ``header`` is filled in here. It is not durable yet.
+    def append(self, records: Sequence[tuple[Header, memoryview]]) -> list[Place]:
+        """Write records at the end, in one call; their places are filled in here. They are not durable yet.
+
+        A thread that waits for a core after each write waits once for all of them.
 
         Raises:
             OSError: of the system; the end stays where it was.
         """
-        length = envelope.record_bytes(len(payload))
-        place = Place(self.number, self.used, len(payload))
-        envelope.pack(header._replace(segment=place.segment, offset=place.offset), payload, self._page)
-        if self._direct and not is_aligned(payload):
-            if len(self._scratch) < length - PAGE:
-                self._scratch = page_buffer(length - PAGE)
-            self._scratch[: len(payload)] = payload
-            payload = self._scratch[: length - PAGE]
-        write_at(self._descriptor, [self._page, payload], self.used)
-        self.used += length
-        return place
+        self._make_room([payload for _, payload in records])
+        places, buffers, end, pages, free = [], [], self.used, self._pages, self._scratch
+        for header, payload in records:
+            place = Place(self.number, end, len(payload))
+            page, pages = pages[:PAGE], pages[PAGE:]
+            envelope.pack(header._replace(segment=place.segment, offset=place.offset), payload, page)
+            whole = round_up(place.size)
+            if self._must_copy(payload):
+                copy, free = free[:whole], free[whole:]
+                copy[: place.size] = payload
+                buffers += [page, copy]
+            else:
+                buffers += [page, payload, *([bytes(whole - place.size)] if whole > place.size else [])]
+            places.append(place)
+            end += PAGE + whole
+        write_at(self._descriptor, buffers, self.used)
+        self.used = end
+        return places
 
     def sync(self) -> None:
         """Make all records so far durable."""
         os.fdatasync(self._descriptor)
+
+    def _must_copy(self, payload: memoryview) -> bool:
+        return self._direct and not is_aligned(payload)
+
+    def _make_room(self, payloads: Sequence[memoryview]) -> None:
+        """Have memory for an envelope of each, and for those that do not lie as O_DIRECT needs it."""
+        if len(self._pages) < PAGE * len(payloads):
+            self._pages = page_buffer(PAGE * len(payloads))
+        size = sum(round_up(len(payload)) for payload in payloads if self._must_copy(payload))
+        if len(self._scratch) < size:
+            self._scratch = page_buffer(size)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -8,16 +8,20 @@ readable.
 
 from __future__ import annotations
 
+import bisect
+import collections
 import contextlib
 import dataclasses
 import errno
 import fcntl
+import itertools
 import json
+import math
 import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
 
@@ -31,16 +35,35 @@ from npu_kvconnector.tiers.durable.recovery import newest_index, recover
 from npu_kvconnector.tiers.durable.segments import SegmentReader, SegmentWriter, segment_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["COMMIT_SECONDS", "DurableStore", "StoreBusyError", "lock_store"]
+    from npu_kvconnector.tiers.durable.segments import Place
+
+__all__ = ["COMMIT_SECONDS", "DurableStore", "Record", "StoreBusyError", "lock_store"]
 
 COMMIT_SECONDS = 0.5
-"""A block is durable at most this long after it was stored, and the time that fdatasync takes."""
+"""A block is made durable at most this long after it came, however late it was appended."""
 _COMMIT_BYTES = 64 * 2**20
+_WRITE_BYTES = 16 * 2**20  # of one call
 _LARGEST_SEGMENT = 256 * 2**20
+_MOST_DELAYS = 65_536  # that are kept until somebody takes them
 _FULL = 0.7  # of the index, which needs free pages to remove anything
 _SHARES = 16  # segments that a store is made of, at least
+
+
+class Record(NamedTuple):
+    """A block to store."""
+
+    name: bytes
+    realm: bytes
+    payload: memoryview
+    block_bytes: int = 0
+    """Of the block itself; 0: the payload's."""
+    codec: int = 0
+    """What made the payload of it."""
+    came: float = -math.inf
+    """When the caller was given the block, by ``time.monotonic()``; -inf: now."""
 
 
 class StoreBusyError(StoreError):
@@ -95,7 +118,7 @@ class DurableStore(StoreReader):
             quota: bytes on disk, index and all.
             block_bytes: of the largest payload.
             direct: past the page cache, where the filesystem can do it.
-            commit_seconds: how long a block may stay volatile; 0 leaves commits to the caller.
+            commit_seconds: after a block came, until a commit begins; 0 leaves commits to the caller.
             eviction_policy: "lru" or "arc", which segment goes when room is needed.
 
         Raises:
@@ -107,6 +130,8 @@ class DurableStore(StoreReader):
         self._batch, self._committing = Batch(), Batch()
         self._uses: dict[bytes, Entry] = {}
         self._pending_bytes = 0
+        self._came: list[float] = []  # when what is pending came
+        self._delays: collections.deque[float] = collections.deque(maxlen=_MOST_DELAYS)
         self.failure: str | None = None
         self._heat = POLICIES[eviction_policy]()
         self._map_size = min(max(quota // 128 // PAGE * PAGE, 4 * 2**20), 4 * 2**30)
@@ -127,7 +152,7 @@ class DurableStore(StoreReader):
             raise
         self._writing = threading.Lock()  # held while records are appended, committed or dropped
         self._active: SegmentWriter | None = None
-        self._wake = threading.Event()
+        self._wake, self._closing = threading.Event(), threading.Event()
         self._is_closed = False
         self._committer: threading.Thread | None = None
         if commit_seconds > 0:
@@ -145,24 +170,33 @@ class DurableStore(StoreReader):
         return pending or super().find(name)
 
     def put(self, name: bytes, realm: bytes, payload: memoryview, *, block_bytes: int = 0, codec: int = 0) -> bool:
-        """Store a block; return False where it is there already.
+        """Store a block, as :meth:`put_all` does; return False where it is there already."""
+        return self.put_all([Record(name, realm, payload, block_bytes, codec)]) == 1
+
+    def put_all(self, records: Sequence[Record]) -> int:
+        """Store blocks, several at a time; return the number of those that were not there already.
 
         Raises:
-            StoreError: it could not be stored; blocks of before are as they were.
+            StoreError: not all could be stored; blocks of before are as they were.
         """
-        if name in self:
-            return False
+        left = [record for record in {record.name: record for record in records}.values() if record.name not in self]
+        count = len(left)
+        now = time.monotonic()
         with self._writing:
-            header = Header(0, 0, realm, name, len(payload), block_bytes or len(payload), codec, time.time())
             try:
-                self._append(header, payload)
-                self.stored += 1
-                if self._pending_bytes >= _COMMIT_BYTES:
-                    self._commit()
+                while left:
+                    stored = self._append([(_header(record), record.payload) for record in left])
+                    with self._lock:
+                        self._came += [now if record.came < 0 else record.came for record in left[:stored]]
+                    self._wake.set()
+                    self.stored += stored
+                    left = left[stored:]
+                    if self._pending_bytes >= _COMMIT_BYTES:
+                        self._commit()
             except (OSError, lmdb.Error) as error:
                 msg = f"a block could not be stored in {self.folder}: {error}{_way_out(error)}"
                 raise StoreError(msg) from error
-        return True
+        return count
 
     def describe_realm(self, realm: bytes, about: dict[str, Any]) -> None:
         """Keep what a realm stands for, for people who look."""
@@ -224,10 +258,18 @@ class DurableStore(StoreReader):
         """Bytes of the segments."""
         return sum(self._sizes.copy().values())
 
+    def take_delays(self) -> list[float]:
+        """Return how many seconds after they came blocks were durable, of those that became it since the last call."""
+        with self._lock:
+            delays = list(self._delays)
+            self._delays.clear()
+        return delays
+
     def abandon(self) -> None:
         """Give the lock back after a failure, and go on reading; another writer may start."""
         if not self._is_closed:
             self._is_closed = True
+            self._closing.set()
             self._wake.set()
             self.failure = self.failure or "the store was opened again"
             os.close(self._lock_descriptor)
@@ -237,6 +279,7 @@ class DurableStore(StoreReader):
         if self._is_closed:
             return
         self._is_closed = True
+        self._closing.set()
         self._wake.set()
         if self._committer is not None:
             self._committer.join()
@@ -249,22 +292,34 @@ class DurableStore(StoreReader):
 
     # --- stores -----------------------------------------------------------------------------------------------------
 
-    def _append(self, header: Header, payload: memoryview, used_tick: int | None = None) -> None:
-        """Append a record; ``used_tick`` is that of a block which is carried over."""
+    def _append(self, records: Sequence[tuple[Header, memoryview]], used_tick: int | None = None) -> int:
+        """Append records, as many at once as the segment has room for, and return their number.
+
+        ``used_tick`` is that of a block which is carried over.
+        """
         if self.failure is not None:
             raise OSError(errno.EIO, self.failure)
-        if record_bytes(len(payload)) + PAGE > self._segment_bytes:
-            msg = f"a block of {len(payload)} bytes does not fit a segment of {self._segment_bytes}; raise bytes"
+        size = len(records[0][1])
+        if record_bytes(size) + PAGE > self._segment_bytes:
+            msg = f"a block of {size} bytes does not fit a segment of {self._segment_bytes}; raise bytes"
             raise OSError(errno.EFBIG, msg)
-        if self._active is None or not self._active.has_room(len(payload)):
+        if self._active is None or not self._active.has_room(size):
             self._begin_segment()
         if self._active is None:
             raise OSError(errno.EIO, "the new segment could not be written")
+        ends = itertools.accumulate(record_bytes(len(payload)) for _, payload in records)
+        room = min(self._active.room, _WRITE_BYTES)
+        records = records[: max(1, bisect.bisect_right(list(ends), room))]
         try:
-            place = self._active.append(header, payload)
+            places = self._active.append(records)
         except OSError:
             self._seal()  # the disk may be bad in this place
             raise
+        for (header, _), place in zip(records, places, strict=True):
+            self._note_appended(header, place, used_tick)
+        return len(records)
+
+    def _note_appended(self, header: Header, place: Place, used_tick: int | None) -> None:
         with self._lock:
             tick = self._next_tick()
             if used_tick is None:
@@ -274,7 +329,6 @@ class DurableStore(StoreReader):
             self._bad.pop(header.name, None)
             self._batch.forgets.pop(header.name, None)
             self._batch.puts[header.name] = entry
-            self._wake.set()
             self._heat.add(entry)
             self._pending_bytes += record_bytes(place.size)
 
@@ -315,7 +369,7 @@ class DurableStore(StoreReader):
                 with contextlib.suppress(IntegrityError):
                     header, payload = segment.read(entry.place, buffer)
                     if header.name == name:
-                        self._append(header, payload, entry.used_tick)
+                        self._append([(header, payload)], entry.used_tick)
         self._commit()
         self._drop(victim)
 
@@ -370,6 +424,7 @@ class DurableStore(StoreReader):
             batch, self._batch = self._batch, Batch()
             self._committing = batch
             uses, self._uses = self._uses, {}
+            came, self._came = self._came, []
             self._pending_bytes = 0
         if not (batch.puts or batch.forgets or batch.realms or uses):
             return
@@ -381,6 +436,9 @@ class DurableStore(StoreReader):
                 batch.segments[self._active.number] = self._active.used
             batch.meta = {"tick": self._tick, "next_segment": self._next_segment}
             self._index.commit(dataclasses.replace(batch, puts={**uses, **batch.puts}))
+            now = time.monotonic()
+            with self._lock:
+                self._delays.extend(now - one for one in came)
         except (OSError, lmdb.Error) as error:
             self._lose(batch, error)
             raise
@@ -399,15 +457,22 @@ class DurableStore(StoreReader):
             self._retire(self._active)
 
     def _commit_in_time(self, seconds: float) -> None:
-        """Commit what is pending, again and again; in a thread of its own."""
+        """Commit what is pending so long after the first of it came; in a thread of its own.
+
+        Where blocks come faster than they are appended, all of them are late: commits then leave time for stores.
+        """
+        ended = -math.inf
         while not self._is_closed:
             self._wake.wait()
             self._wake.clear()
             if self._is_closed:
                 return
-            time.sleep(seconds)
+            with self._lock:
+                first = min(self._came, default=time.monotonic())
+            self._closing.wait(max(0.0, max(first + seconds, ended + seconds / 2) - time.monotonic()))
             with contextlib.suppress(StoreError):  # counted in `lost`
                 self.commit()
+            ended = time.monotonic()
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -458,6 +523,12 @@ class DurableStore(StoreReader):
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick
+
+
+def _header(record: Record) -> Header:
+    size = len(record.payload)
+    stored = (record.block_bytes or size, record.codec, time.time())
+    return Header(0, 0, record.realm, record.name, size, *stored)
 
 
 def _way_out(error: Exception) -> str:

@@ -59,6 +59,8 @@ _PATIENCE = GuardConfig(failures=3, open_seconds=1.0, max_open_seconds=60.0)
 """When the store is left alone, and every block is a miss at once: the guard's are of the tier, these of the store."""
 _OURS = 1 / 3
 """Of the processors' work that a store is, with a server on this host: Valkey takes 0.5 s for a GB, the tier 0.2."""
+_NAP = 0.2
+"""Seconds after which a long rest is thought over: a store goes on as soon as cores are idle."""
 _CLOSING = 5.0
 """Seconds for which shutdown waits for stores under way."""
 _COUNTERS = {
@@ -266,9 +268,13 @@ class RemoteTierManager(SealedTier):
     async def _hold_back(self, pace: float) -> None:
         """Rest before more is stored, where cores are short, but not beyond the pace."""
         async with self._holding_back:
-            if self._in_hurry:
-                return
-            await asyncio.sleep(self._restraint.rest(pace - time.monotonic()))
+            now = time.monotonic()
+            until = now + (0.0 if self._in_hurry else self._restraint.rest(pace - now))
+            while now < until and not self._in_hurry:
+                await asyncio.sleep(min(until - now, _NAP))
+                now = time.monotonic()
+                if not self._restraint.still_rests():
+                    break
 
     async def _load(self, job: TransferJob) -> list[OffloadKey]:
         keys = list(job.keys)

@@ -1,0 +1,207 @@
+"""A disk that never answers: the engine goes on, nothing waits for ever, and what had been stored is whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+# vLLM infers a device as soon as it is imported; these tests run in an environment without a platform plugin.
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("obstore")
+
+import numpy as np
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+import npu_kvconnector.spec  # noqa: F401  # registers the tier
+from npu_kvconnector.config import GuardConfig
+from npu_kvconnector.errors import StoreError
+from npu_kvconnector.tiers.breaker import BreakerState
+from npu_kvconnector.tiers.durable import segments
+from npu_kvconnector.tiers.durable.manager import DurableTierManager
+from npu_kvconnector.tiers.durable.store import DurableStore
+from npu_kvconnector.tiers.guard import GuardedTier
+from tests.support.offloading import offloading_config
+from tests.support.remote_tier import BLOCK, CHUNKS, block_of, job_of, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+QUICK = GuardConfig(load_seconds=0.2, store_seconds=0.2, failures=2, open_seconds=0.2, pending_share=0.25)
+
+
+class Disk:
+    """Calls that hang while they are told to."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.hanging = 0
+
+    def slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*arguments: Any, **more: Any) -> Any:
+            self.hanging += not self.answers.is_set()
+            self.answers.wait(60)
+            return call(*arguments, **more)
+
+        return wait
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk()
+    for name in ("write_at", "read_at"):
+        monkeypatch.setattr(segments, name, disk.slow(getattr(segments, name)))
+    monkeypatch.setattr(DurableTierManager, "silent_seconds", 0.5)
+    yield disk
+    disk.answers.set()
+
+
+class Engine:
+    """The scheduler's steps, with a durable tier behind its guard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.memory = np.zeros((CHUNKS, BLOCK), np.uint8)
+        for number in range(CHUNKS):
+            self.memory[number] = np.frombuffer(block_of(number), np.uint8)
+        spec = CPUOffloadingSpec(offloading_config(block_bytes=BLOCK))
+        options = {"type": "durable", "bytes": "16MiB", "revision": "r", "path": str(folder)}
+        self.tier = SecondaryTierFactory.create_secondary_tier(options, memoryview(self.memory), spec)
+        assert isinstance(self.tier, DurableTierManager)
+        self.guard = GuardedTier(self.tier, QUICK, label="1:durable", num_chunks=CHUNKS, blocks_per_chunk=1)
+        self.request = ReqContext(req_id="request")
+        self._jobs = 0
+
+    def submit(self, *numbers: int, is_load: bool = False) -> None:
+        self._jobs += 1
+        job = job_of(self._jobs, numbers, self.request, is_promotion=is_load)
+        (self.guard.submit_load if is_load else self.guard.submit_store)(job)
+
+    def steps_until(self, is_done: Callable[[], bool]) -> None:
+        until = time.monotonic() + 30
+        while not is_done():
+            assert time.monotonic() < until
+            began = time.monotonic()
+            list(self.guard.get_finished_jobs())
+            assert time.monotonic() - began < 1.0
+            time.sleep(0.005)
+
+    def finds(self, number: int) -> bool:
+        return self.guard.lookup(key_of(number), self.request) is LookupResult.HIT
+
+
+@pytest.fixture
+def engine(disk: Disk, tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(tmp_path / "store")
+    engine.submit(*range(8))
+    engine.steps_until(lambda: not engine.guard._jobs)
+    yield engine
+    disk.answers.set()
+    if not engine.tier._is_shut:  # one that was given up closes its store by itself, once the disk answers
+        engine.tier.shutdown()
+
+
+def test_stores_that_hang_open_the_breaker_and_take_no_more_than_their_share(engine: Engine, disk: Disk) -> None:
+    disk.answers.clear()
+    given = 0
+    for number in range(10, CHUNKS):
+        if engine.guard.accepts(1):
+            engine.submit(number)
+            given += 1
+    assert given <= CHUNKS // 4
+    engine.steps_until(lambda: engine.guard.stores.state is BreakerState.OPEN)
+    for _ in range(5000):
+        engine.guard.touch([key_of(1)], engine.request)
+    assert engine.tier._touches <= 1024
+    assert engine.finds(1)  # what is there is there
+    disk.answers.set()
+    engine.steps_until(lambda: not engine.guard._jobs)
+    engine.steps_until(engine.guard.stores.allows)
+    engine.submit(60)
+    engine.steps_until(lambda: not engine.guard._jobs)
+    assert engine.guard.stores.state is BreakerState.CLOSED
+    assert engine.finds(60)
+
+
+def test_loads_that_hang_are_misses_and_leave_most_of_the_host_tier(engine: Engine, disk: Disk) -> None:
+    """However long it lasts: each try keeps its chunks until it ends, since it may still write there."""
+    disk.answers.clear()
+    tries = 0
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        if all(job.is_overdue for job in engine.guard._jobs.values()) and engine.finds(tries % 8):
+            engine.submit(tries % 8, 20 + tries % 8, 30 + tries % 8, 40 + tries % 8, is_load=True)
+            tries += 1
+        list(engine.guard.get_finished_jobs())
+        engine.guard._failed.clear()
+        engine.guard.loads._open_until = 0.0  # a day in four seconds
+        time.sleep(0.005)
+    held = sum(len(job.keys) for job in engine.guard._jobs.values())
+    assert tries > 2
+    assert held < CHUNKS // 2
+    assert not engine.finds(1)
+    disk.answers.set()
+    engine.steps_until(lambda: not engine.guard._jobs)
+    assert engine.guard._late_chunks == 0
+    engine.guard._failed.clear()
+    engine.steps_until(lambda: engine.finds(1))
+
+
+@pytest.mark.parametrize("is_load", [False, True])
+def test_nobody_waits_for_ever(is_load: bool, engine: Engine, disk: Disk, tmp_path: Path) -> None:
+    disk.answers.clear()
+    engine.submit(*((1, 2) if is_load else (11, 12)), is_load=is_load)
+    while not disk.hanging:
+        time.sleep(0.005)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="has not answered for"):
+        engine.tier.drain_jobs()
+    with pytest.raises(StoreError, match="has not answered for"):
+        engine.tier.shutdown()
+    engine.tier.shutdown()  # again: nothing
+    assert time.monotonic() - began < 10
+    disk.answers.set()
+    engine.steps_until(lambda: not engine.guard._jobs)
+
+
+ENDS = """
+import os, sys, threading, time
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+from pathlib import Path
+from npu_kvconnector.errors import StoreError
+from npu_kvconnector.tiers.durable import segments
+sys.path.insert(0, sys.argv[2])
+from test_durable_hung import Engine
+engine = Engine(Path(sys.argv[1]))
+engine.tier.silent_seconds = 0.5
+engine.submit(1, 2)
+engine.steps_until(lambda: not engine.guard._jobs)
+segments.write_at = lambda *_: threading.Event().wait()
+engine.submit(3)
+time.sleep(0.2)
+try:
+    engine.tier.shutdown()
+except StoreError as error:
+    print("GIVEN UP", error)
+"""
+
+
+def test_the_process_ends_and_what_was_stored_before_is_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDS, str(tmp_path / "store"), str(os.path.dirname(__file__))]  # noqa: PTH120
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "GIVEN UP the disk of" in done.stdout
+    store = DurableStore(tmp_path / "store", quota=16 * 2**20, block_bytes=BLOCK)
+    assert len(store.index) == 2
+    store.close()
