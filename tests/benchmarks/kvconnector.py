@@ -1,4 +1,4 @@
-"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [copy] [engine] [new] [bad] [p2p]``.
+"""What npu-kvconnector saves and costs: ``python -m tests.benchmarks.kvconnector [PART ...]``.
 
 copy: bytes a second between device and host tier, beside a plain copy of the same bytes on the host, and on CUDA beside
 one between pinned memory and the device. engine: Qwen3-0.6B's shape with random weights. One engine computes prompts and
@@ -8,7 +8,8 @@ while the prompt of another is loaded, without a connector, with each tier and w
 on devices that it knows. new: the same prompts that never come back, but with all engines up at once and asked in turns
 (``tests.benchmarks.kvconnector_new``), which is the figure to trust. bad: throughput when a tier misbehaves
 (``tests.benchmarks.kvconnector_bad``). p2p: the first token of a prompt that another server has computed, over TCP and over
-NIXL (``tests.benchmarks.kvconnector_p2p``). Each engine is a process of its own. ``--quick``: one round.
+NIXL (``tests.benchmarks.kvconnector_p2p``). late: how late blocks are durable beside a busy engine
+(``tests.benchmarks.kvconnector_late``). Each engine is a process of its own. ``--quick``: one round.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.benchmarks.checkpoint import write_model, write_shape
 from tests.benchmarks.engine_cases import QWEN3_06B, QWEN3_8B
 from tests.benchmarks.kvconnector_bad import BEHAVIOURS, first_word, misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
+from tests.benchmarks.kvconnector_late import delays
 from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
 from tests.benchmarks.kvconnector_p2p import between_servers
 from tests.benchmarks.machine import machine
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
 CHUNK = 8  # blocks
-PARTS = ("copy", "engine", "new", "bad", "p2p")
+PARTS = ("copy", "engine", "new", "bad", "p2p", "late")
 TIERS = ("fs", "durable", "remote")
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "Qwen3-8B": QWEN3_8B}
 PEER = "OffloadingConnector"
@@ -48,7 +50,7 @@ PATIENT = {"load_seconds": 120, "store_seconds": 120, "pending_share": 1.0}
 def main() -> None:
     """Measure what is asked for, all by default, and print the tables."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kvconnector", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="copy, engine, new, bad, p2p (default: all)")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
@@ -84,7 +86,11 @@ def main() -> None:
             if "p2p" in parts:
                 short = not_long(contest.lengths)
                 table = between_servers(contest.folder, contest.folder / "model", contest.token_bytes, short)
-                print(f"\n### From another server\n\n{table}")
+                print(f"\n### From another server\n\n{table}", flush=True)
+            if "late" in parts:
+                tier = {"type": "durable", "path": str(contest.folder / "late"), "bytes": 8 * 2**30}
+                table = delays(str(contest.folder / "model"), tier, contest.token_bytes, contest.engine)
+                print(f"\n### How late blocks are durable\n\n{table}")
 
 
 def copies() -> str:

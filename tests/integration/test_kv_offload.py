@@ -50,6 +50,45 @@ worker.shutdown()
 """
 
 
+FAULTY_PART = (
+    FAULTY_COPY.partition("worker.submit_store(1")[0].replace("* 4", "* 64").replace("(4, page)", "(64, page)")
+    + """
+def run(job, submit, source, target, at):
+    submit(job, source, target)
+    while not any(one.job_id == job for one in (found := worker.get_finished())):
+        pass
+    return found[-1].success
+all_of = GPULoadStoreSpec(list(range(0, 64, 16)), [4], [0]), CPULoadStoreSpec(list(range(4)))
+pages = memory.view(layers, 64, page)
+whole, outcomes = pages.cpu().clone(), []
+for submit, order in ((worker.submit_store, 1), (worker.submit_load, -1)):
+    for at in range(1, 100):
+        worker._stores.seconds = worker._loads.seconds = 0.0  # as little as can be in each launch
+        with torch.npu.faults.fail_kernel("npu_ops::copy_pages", at=at) as fault:
+            success = run(100 + at, submit, *all_of[::order], at)
+        outcomes.append([order, fault.struck, success])
+        if order == -1 and not success:  # what was there is there or what was to come is: the pages are the same
+            assert torch.equal(pages.cpu(), whole)
+        if not fault.struck:
+            break
+print(json.dumps([outcomes, torch.equal(pages.cpu(), whole)]))
+worker.shutdown()
+"""
+)
+
+
+def test_a_copy_that_fails_in_any_of_a_job_s_launches_is_a_failed_job() -> None:
+    done = run_program(FAULTY_PART)
+    assert done.returncode == 0, done.stderr
+    outcomes, is_whole = json.loads(done.stdout.splitlines()[-1])
+    assert is_whole
+    for order in (1, -1):
+        mine = [(struck, success) for one, struck, success in outcomes if one == order]
+        assert len(mine) > 2  # more than one launch a job
+        assert all(success is (struck == 0) for struck, success in mine)
+        assert [success for _, success in mine] == [False] * (len(mine) - 1) + [True]
+
+
 def test_a_copy_that_fails_on_the_device_is_a_failed_job_and_one_launch() -> None:
     done = run_program(FAULTY_COPY)
     assert done.returncode == 0, done.stderr

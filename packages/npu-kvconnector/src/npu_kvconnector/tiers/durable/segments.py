@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from typing_extensions import Buffer
+
     from npu_kvconnector.tiers.durable.envelope import Header
 
 __all__ = ["Place", "SegmentReader", "SegmentWriter", "segment_path", "segments_in"]
@@ -109,7 +111,8 @@ class SegmentWriter:
             OSError: of the system; the end stays where it was.
         """
         self._make_room([payload for _, payload in records])
-        places, buffers, end, pages, free = [], [], self.used, self._pages, self._scratch
+        places, end, pages, free = [], self.used, self._pages, self._scratch
+        buffers: list[Buffer] = []
         for header, payload in records:
             place = Place(self.number, end, len(payload))
             page, pages = pages[:PAGE], pages[PAGE:]
@@ -120,7 +123,9 @@ class SegmentWriter:
                 copy[: place.size] = payload
                 buffers += [page, copy]
             else:
-                buffers += [page, payload, *([bytes(whole - place.size)] if whole > place.size else [])]
+                buffers += [page, payload]
+                if whole > place.size:
+                    buffers.append(bytes(whole - place.size))
             places.append(place)
             end += PAGE + whole
         write_at(self._descriptor, buffers, self.used)

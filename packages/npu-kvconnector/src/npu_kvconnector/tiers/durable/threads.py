@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["DaemonPool"]
 
-logger = init_logger("vllm.npu_kvconnector")
+logger = logging.getLogger("vllm.npu_kvconnector")
 
 
 class DaemonPool:
