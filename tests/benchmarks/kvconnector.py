@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="vLLM's own connector as well, with its host tier")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.LLM")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # with the servers and engines that it has started
     options.rounds = 1 if options.quick else options.rounds
     parts = options.parts or list(PARTS)
     if not {*parts} <= {*PARTS}:

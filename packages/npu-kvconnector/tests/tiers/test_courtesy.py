@@ -26,8 +26,11 @@ class Machine:
         self.let_pass(0.01)
         self.worked += 0.01
         self.busy += 0.01
-        rest = self.courtesy.rest(ahead)
-        self.let_pass(rest)
+        rest = left = self.courtesy.rest(ahead)
+        while left > 0.2 and self.courtesy.still_rests():  # as who rests for long does
+            self.let_pass(0.2)
+            left -= 0.2
+        self.let_pass(min(left, 0.2))
         return rest
 
 

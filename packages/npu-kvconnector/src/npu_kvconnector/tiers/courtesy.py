@@ -103,7 +103,7 @@ class Courtesy:
         return self.is_short and not self._is_idle()
 
     def rest(self, ahead: float) -> float:
-        """Return for how long to rest after a piece of work.
+        """Return for how long to rest after a piece of work; who rests for long asks :meth:`still_rests` meanwhile.
 
         Args:
             ahead: seconds by which the work is ahead of the pace that it must keep.
