@@ -71,6 +71,7 @@ SETTINGS = {
         "revision",
         "direct",
         "eviction_policy",
+        "sync_seconds",
         "threads",
         "enable_kv_events",
         "locality",
