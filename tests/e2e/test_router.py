@@ -24,7 +24,8 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(shutil.which("vllm-router") is None, reason="vLLM's router is not installed: nox -s router"),
 ]
-REQUESTS, AT_A_TIME = 1600, 8
+REQUESTS, AT_A_TIME = 3200, 8  # of which a server that starts again sees the last, also where it takes a minute
+SOME = 200
 SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20), "--no-enable-prefix-caching")
 ENVIRON = {"NPU_SIMULATOR_MEMORY": "1GiB", "NPU_NUM_THREADS": "1"}
 
@@ -44,12 +45,12 @@ def test_no_request_is_lost_when_a_server_is_killed(tmp_path: Path) -> None:
             server.wait_until_ready(READY_TIMEOUT)
         client = Client(stack.enter_context(router(servers, tmp_path)), REQUESTS, AT_A_TIME, tmp_path)
         with client:
-            assert until(lambda: answered(one) + answered(other) > REQUESTS / 8, 300)
+            assert until(lambda: answered(one) + answered(other) > SOME, 300)
             killed = time.perf_counter()
             os.killpg(other.pid, signal.SIGKILL)
             other.stop()
             before = answered(one)
-            assert until(lambda: answered(one) > before + REQUESTS / 8, 300)
+            assert until(lambda: answered(one) > before + SOME, 300)
             restarted = time.perf_counter()
             stack.enter_context(other)
             other.wait_until_ready(READY_TIMEOUT)

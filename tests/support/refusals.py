@@ -65,7 +65,7 @@ _OTHERS: tuple[Case, ...] = (
     ),
     Case({"model": "{mamba}", "speculative_config": _NGRAM}, "rolls states back beside attention only"),
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafts by EAGLE-3 and .*, not by ngram"),
-    Case(_STAGES_OF_HEADS, "V1 model runner has no drafts beside pipeline stages", _V1),
+    Case(_STAGES_OF_HEADS, "Drafts beside pipeline stages need the V2 model runner", _V1),
     Case(_STAGES_OF_HEADS | {"async_scheduling": False}, "scheduled ahead: leave out --no-async-scheduling"),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
     Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler", "TRITON_CACHE_DIR": "an-empty-folder"}),

@@ -278,7 +278,7 @@ def _drafts_beside_stages(vllm_config: VllmConfig, speculation: SpeculativeConfi
         by = draft.architecture if draft is not None and speculation.method == "mtp" else speculation.method
         yield f"Beside pipeline stages vLLM drafts by EAGLE-3 and {_MTP_BESIDE_STAGES}, not by {by}: {ways}."
     elif not config.chose_v2_runner():
-        yield f"vLLM's V1 model runner has no drafts beside pipeline stages: unset VLLM_USE_V2_MODEL_RUNNER, or {ways}."
+        yield f"Drafts beside pipeline stages need the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=1, or {ways}."
     elif not vllm_config.scheduler_config.async_scheduling:
         yield f"Drafts beside pipeline stages are scheduled ahead: leave out --no-async-scheduling, or {ways}."
 
