@@ -62,6 +62,16 @@ def test_ranks_on_two_nodes(layout: str, cluster: str, tmp_path: Path) -> None:
         assert_greedy(load(model), prompt, output)
 
 
+def test_a_ray_that_vllm_starts_has_the_devices_of_the_host(tmp_path: Path) -> None:
+    """Nobody ran ``ray start``: as on one host of GPUs, the engine has Ray all the same."""
+    model, prompts = models.tiny_llama(tmp_path / "model"), models.prompt_token_ids([5, 40, 17])
+    rounds = [{"prompts": prompts, "sampling": {"temperature": 0.0, "max_tokens": NEW}}]
+    environ = VARIABLES | {"NPU_SIMULATOR_DEVICES": "2", "RAY_ADDRESS": "local"}
+    run = run_engine(tmp_path, model, rounds, environ, **ENGINE | {"tensor_parallel_size": 2})
+    for prompt, output in zip(prompts, run.tokens(0), strict=True):
+        assert_greedy(load(model), prompt, output)
+
+
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_a_raylet_is_killed(layout: str, tmp_path: Path) -> None:
     """The rank of its node ends with it, the last stage of a pipeline: all are told, and another node serves again."""

@@ -123,3 +123,13 @@ def test_what_the_user_sets_after_a_choice_is_the_users(nothing_chosen: pytest.M
     config.begin_choice_of_runner()
     assert (config.asks_for_triton(), config.is_runner_open()) == (False, False)
     assert config.why_this_runner() == "VLLM_USE_V2_MODEL_RUNNER=0"
+
+
+def test_a_ray_of_the_user_keeps_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", "")  # so that it is put back
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES")
+    config.offer_devices_to_ray(3)
+    assert os.environ["RAY_OVERRIDE_RESOURCES"] == '{"NPU": 3}'
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"NPU": 1}')
+    config.offer_devices_to_ray(3)
+    assert os.environ["RAY_OVERRIDE_RESOURCES"] == '{"NPU": 1}'

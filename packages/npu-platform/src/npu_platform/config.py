@@ -9,6 +9,7 @@ its first use; they are listed here because ``npu doctor`` and the documentation
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -231,6 +232,15 @@ def use_spawned_workers() -> None:
     """Make vLLM spawn its engine processes after all, unless the user chose."""
     if _chose_forks or "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+
+def offer_devices_to_ray(count: int) -> None:
+    """Let a Ray that vLLM starts on this host have `count` NPUs, unless the user says what it has.
+
+    It finds the devices of other makers only, and an engine would wait for its ranks' devices for ever. A Ray that runs
+    already has what it was started with.
+    """
+    os.environ.setdefault("RAY_OVERRIDE_RESOURCES", json.dumps({"NPU": count}))
 
 
 def _said_of_runner() -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import vllm.envs as vllm_envs
 
+from npu_platform import config
+
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
 
@@ -25,10 +27,12 @@ def choose_executor(vllm_config: VllmConfig) -> None:
         polls = torch.npu.get_device_properties().driver == "simulator" and not connected
         if parallel.nnodes_within_dp > 1 or polls:
             parallel.distributed_executor_backend = EXECUTOR
-    elif parallel.distributed_executor_backend == "ray" and vllm_envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
-        from npu_platform.distributed.ray_executor import NPURayExecutor
+    elif parallel.distributed_executor_backend == "ray":
+        config.offer_devices_to_ray(torch.npu.device_count())
+        if vllm_envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+            from npu_platform.distributed.ray_executor import NPURayExecutor
 
-        parallel.distributed_executor_backend = NPURayExecutor
+            parallel.distributed_executor_backend = NPURayExecutor
 
 
 def is_multiprocessing(parallel: ParallelConfig) -> bool:
