@@ -2,7 +2,7 @@
 
 An engine with the durable tier is asked new prompts without a pause, eight at a time, and the tier's own histogram says how
 long after it was handed a block that was durable. As a program, ``python -m tests.benchmarks.kvconnector_late JSON`` is that
-engine, whose JSON holds the arguments of :func:`run_busy`; the last line of its output is ``RESULT `` and what it returned.
+engine, whose JSON holds the arguments of :func:`run_busy`; a line of its output is ``RESULT `` and what it returned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def delays(model: str, tier: dict[str, Any], token_bytes: int, options: dict[str
         command = [sys.executable, "-m", "tests.benchmarks.kvconnector_late"]
         command.append(json.dumps(asked | {"tokens": tokens, "answer": answer}))
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found = json.loads(done.stdout.splitlines()[-1].removeprefix(RESULT))
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(RESULT))  # vLLM logs after it, too
+        found = json.loads(line.removeprefix(RESULT))
         counts = [found["buckets"][bound] for bound in BOUNDS]
         cells = [f"{tokens}, {answer}", f"{found['rate']:.0f}", *map(str, [found["count"], *counts])]
         rows.append(f"| {' | '.join(cells)} | {found['count'] - counts[-1]} |")
