@@ -45,9 +45,11 @@ struct TurnedPanels {
   int64_t size, count;
 };
 
-// Row r of c, at c + r * ldc, = (or +=) one of R weight rows, `stride` elements apart, by the first V * W rows of x, k elements of each.
+// Row r of c, at c + r * ldc, = (or +=) one of R weight rows, `stride` elements apart, by the first V * W rows of x, k elements of each. Meanwhile what
+// lies `ahead` bytes further in the weight rows is fetched into L2.
 template <int R, int V>
-__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
+                                           int64_t ahead) {
   constexpr int kTurns = V == 1 ? 2 : 1;  // one after the other: six products alone would wait for those before them
   F acc[kTurns][R][V] = {};
 #pragma GCC unroll 8
@@ -78,7 +80,7 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
   for (; j + kTurnedLine <= k; j += kTurnedLine) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-      __builtin_prefetch(reinterpret_cast<const char*>(rows[r / 3] + r % 3 * stride + j) + kTurnedAhead, 0, 2);
+      __builtin_prefetch(reinterpret_cast<const char*>(rows[r / 3] + r % 3 * stride + j) + ahead, 0, 2);
 #pragma GCC unroll 1
     for (int64_t i = j; i < j + kTurnedLine; i += 2 * kTurns) {
       step(0, i, both);
@@ -94,27 +96,29 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
 }
 
 template <int V, int R = kTurnedRows>
-inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
+                             int64_t ahead) {
   if constexpr (R > 0) {
-    if (rows == R) return turned_tile<R, V>(c, ldc, w, stride, x, k, add);
-    some_turned_rows<V, R - 1>(rows, c, ldc, w, stride, x, k, add);
+    if (rows == R) return turned_tile<R, V>(c, ldc, w, stride, x, k, add, ahead);
+    some_turned_rows<V, R - 1>(rows, c, ldc, w, stride, x, k, add, ahead);
   }
 }
 
 template <int V = kTurnedPanels * kPanel / W>
-inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add, int64_t ahead) {
   if constexpr (V > 0) {
-    if (x.count > (V - 1) * W) return some_turned_rows<V>(rows, c, ldc, w, stride, x, k, add);
-    turned_rows<V - 1>(rows, c, ldc, w, stride, x, k, add);
+    if (x.count > (V - 1) * W) return some_turned_rows<V>(rows, c, ldc, w, stride, x, k, add, ahead);
+    turned_rows<V - 1>(rows, c, ldc, w, stride, x, k, add, ahead);
   }
 }
 
 // c[rows][ldc] = (or +=) weight rows, `stride` elements apart, by the first rows of x, kTurnedPanels panels at most, k elements of each. The
 // weight rows are taken from places far from one another, each of which goes on where it was: as streams of memory.
-inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add) {
+inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
+                           int64_t ahead = kTurnedAhead) {
   const int64_t tiles = ceil_div(rows, kTurnedRows);
   for (int64_t t = 0; t < tiles; ++t)
-    turned_rows((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, add);
+    turned_rows((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, add, ahead);
 }
 
 // y[W], one row of x each, from c[W][ldc], of W weight rows: from the row's place on.
