@@ -12,9 +12,10 @@ namespace {
 #if defined(NPU_AVX512_BF16)
 
 constexpr int64_t kEight = 8;
-constexpr int kEightTile = 8;          // weight rows at a time: their lines meet in one set of L1 where rows are a power of two long
-constexpr int64_t kEightNear = 1024;   // bytes of a weight row that are on their way into L1
-constexpr int64_t kEightElements = 4;  // of a row of x in a vector
+constexpr int kEightTile = 4;            // weight rows at a time
+constexpr int kEightTileOfLong = 3;      // where L1 would not hold two such tiles beside x
+constexpr int64_t kEightLong = 1536;     // elements of a row that is longer
+constexpr int64_t kEightElements = 4;    // of a row of x in a vector
 
 // Floats of eight rows of x as eight_product takes them.
 NPU_INLINE int64_t eight_size(int64_t k) { return ceil_div(k, kEightElements) * W; }
@@ -34,12 +35,13 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
 }
 
 // c[r][ldc], a row of x in each of the first eight lanes, = R weight rows, `stride` elements apart, by packed rows of x, k elements of each.
-// Meanwhile what lies `ahead` bytes further in the weight rows is fetched into L2 (0: nothing).
+// Meanwhile the rows of the tile at `next` come into L1, one whole row after the other: in an order of their own, not in that in which they are
+// multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
 template <int R>
-__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
+__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
   constexpr int64_t kLine = 32;  // elements of a cache line
   F acc[2][R] = {};              // one after the other: so few products would wait for those before them
-  const bf16* rows[R];
+  const bf16 *rows[R], *end = next + k;
   for (int r = 0; r < R; ++r) rows[r] = w + r * stride;
   const auto step = [&](int turn, int64_t j, const auto& part_at) __attribute__((always_inline)) {
     const __m512bh of_x = load_raw<__m512bh>(x + j * (W / kEightElements));
@@ -55,10 +57,11 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
   int64_t j = 0;
   for (; j + kLine <= k; j += kLine) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const char* line = reinterpret_cast<const char*>(rows[r] + j);
-      __builtin_prefetch(line + kEightNear, 0, 3);
-      if (ahead) __builtin_prefetch(line + ahead, 0, 2);
+    for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 3);
+    next += R * kLine;
+    if (next >= end) {
+      end += stride;
+      next = end - k;
     }
 #pragma GCC unroll 1
     for (int64_t i = j; i < j + kLine; i += 2 * kEightElements) {
@@ -81,19 +84,18 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
 }
 
 template <int R = kEightTile>
-inline void some_eight_tiles(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
+inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
   if constexpr (R > 0) {
-    if (rows == R) return eight_tile<R>(c, ldc, w, stride, x, k, ahead);
-    some_eight_tiles<R - 1>(rows, c, ldc, w, stride, x, k, ahead);
+    if (rows == R) return eight_tile<R>(c, ldc, w, stride, x, k, next);
+    some_eight_rows<R - 1>(rows, c, ldc, w, stride, x, k, next);
   }
 }
 
-// c[rows][ldc] = weight rows, `stride` elements apart, by packed rows of x. They are taken from places far from one another, each of which goes on
-// where it was: as streams of memory.
-inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, int64_t ahead) {
-  const int64_t tiles = ceil_div(rows, kEightTile);
-  for (int64_t t = 0; t < tiles; ++t)
-    some_eight_tiles((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, ahead);
+// c[rows][ldc] = weight rows, `stride` elements apart, by packed rows of x. `next`: the weight rows that are multiplied after these.
+inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
+  const int64_t tile = k > kEightLong ? kEightTileOfLong : kEightTile;
+  for (int64_t i = 0; i < rows; i += tile)
+    some_eight_rows(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next);
 }
 
 #endif
