@@ -1,4 +1,4 @@
-// Products of weight rows as they are stored by up to eight rows of x, on AVX512_BF16.
+// Products of weight rows as they are stored by up to eight rows of x, or twice as many, on AVX512_BF16.
 //
 // Of a weight row four elements at a time go to all lanes, in pairs, where two lanes of each row of x wait for one pair each. So a vector of x is
 // read once for a tile of weight rows, and not all rows of x, which are more than registers and, often, L1 hold; and a sum ends with one addition.
@@ -12,13 +12,16 @@ namespace {
 #if defined(NPU_AVX512_BF16)
 
 constexpr int64_t kEight = 8;
-constexpr int kEightTile = 4;            // weight rows at a time
-constexpr int kEightTileOfLong = 3;      // where L1 would not hold two such tiles beside x
-constexpr int64_t kEightLong = 1536;     // elements of a row that is longer
-constexpr int64_t kEightElements = 4;    // of a row of x in a vector
+constexpr int64_t kTwiceEight = 16;
+constexpr int kEightTile = 4;          // weight rows at a time
+constexpr int kEightTileOfLong = 3;    // where L1 would not hold two such tiles beside x
+constexpr int64_t kEightLong = 1536;   // elements of a row that is longer
+constexpr int kTwiceEightTile = 6;     // beside twice eight rows, which L1 does not hold either way: the fewer times they are read, the better
+constexpr int64_t kEightElements = 4;  // of a row of x in a vector
 
 // Floats of eight rows of x as eight_product takes them.
 NPU_INLINE int64_t eight_size(int64_t k) { return ceil_div(k, kEightElements) * W; }
+NPU_INLINE int64_t eights_size(int64_t rows, int64_t k) { return ceil_div(rows, kEight) * eight_size(k); }
 
 // [k / 4][8 rows][4]; rows past `rows` and what is past k are zero. `row(i)` gives a row's address.
 template <class Row>
@@ -34,20 +37,34 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
   }
 }
 
-// c[r][ldc], a row of x in each of the first eight lanes, = R weight rows, `stride` elements apart, by packed rows of x, k elements of each.
+// So many rows, eight after eight.
+template <class Row>
+inline void pack_eights(float* packed, const Row& row, int64_t rows, int64_t k) {
+  for (int64_t m = 0; m < rows; m += kEight)
+    pack_eight(packed + m / kEight * eight_size(k), [&](int64_t i) { return row(m + i); }, lesser(kEight, rows - m), k);
+}
+
+// c[r][ldc], a row of x in each of the first S * 8 lanes, = R weight rows, `stride` elements apart, by S times eight packed rows of x, k elements of each.
 // Meanwhile the rows of the tile at `next` come into L1, one whole row after the other: in an order of their own, not in that in which they are
 // multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
-template <int R>
+template <int S, int R>
 __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
   constexpr int64_t kLine = 32;  // elements of a cache line
-  F acc[2][R] = {};              // one after the other: so few products would wait for those before them
+  constexpr int kTurns = S == 1 ? 2 : 1;  // one after the other: so few products would wait for those before them
+  F acc[kTurns][S][R] = {};
+  const int64_t size = eight_size(k);
   const bf16 *rows[R], *end = next + k;
   for (int r = 0; r < R; ++r) rows[r] = w + r * stride;
   const auto step = [&](int turn, int64_t j, const auto& part_at) __attribute__((always_inline)) {
-    const __m512bh of_x = load_raw<__m512bh>(x + j * (W / kEightElements));
+    __m512bh of_x[S];
+#pragma GCC unroll 2
+    for (int s = 0; s < S; ++s) of_x[s] = load_raw<__m512bh>(x + s * size + j * (W / kEightElements));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-      acc[turn][r] = (F)_mm512_dpbf16_ps((__m512)acc[turn][r], of_x, (__m512bh)_mm512_set1_epi64(part_at(rows[r] + j)));
+    for (int r = 0; r < R; ++r) {
+      const __m512bh part = (__m512bh)_mm512_set1_epi64(part_at(rows[r] + j));
+#pragma GCC unroll 2
+      for (int s = 0; s < S; ++s) acc[turn][s][r] = (F)_mm512_dpbf16_ps((__m512)acc[turn][s][r], of_x[s], part);
+    }
   };
   const auto whole = [](const bf16* at) __attribute__((always_inline)) {
     int64_t part;
@@ -64,9 +81,9 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
       next = end - k;
     }
 #pragma GCC unroll 1
-    for (int64_t i = j; i < j + kLine; i += 2 * kEightElements) {
+    for (int64_t i = j; i < j + kLine; i += kTurns * kEightElements) {
       step(0, i, whole);
-      step(1, i + kEightElements, whole);
+      if constexpr (kTurns == 2) step(1, i + kEightElements, whole);
     }
   }
   for (; j + kEightElements <= k; j += kEightElements) step(0, j, whole);
@@ -77,25 +94,26 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
     });
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    F a = acc[0][r] + acc[1][r], b = a;
+    F a = kTurns == 2 ? acc[0][0][r] + acc[kTurns - 1][0][r] : acc[0][0][r], b = S == 2 ? acc[0][S - 1][r] : a;
     deinterleave(a, b);
     store(c + r * ldc, a + b);
   }
 }
 
-template <int R = kEightTile>
+template <int S, int R = S == 1 ? kEightTile : kTwiceEightTile>
 inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
   if constexpr (R > 0) {
-    if (rows == R) return eight_tile<R>(c, ldc, w, stride, x, k, next);
-    some_eight_rows<R - 1>(rows, c, ldc, w, stride, x, k, next);
+    if (rows == R) return eight_tile<S, R>(c, ldc, w, stride, x, k, next);
+    some_eight_rows<S, R - 1>(rows, c, ldc, w, stride, x, k, next);
   }
 }
 
-// c[rows][ldc] = weight rows, `stride` elements apart, by packed rows of x. `next`: the weight rows that are multiplied after these.
+// c[rows][ldc] = weight rows, `stride` elements apart, by up to S times eight packed rows of x. `next`: the weight rows that are multiplied after these.
+template <int S>
 inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
-  const int64_t tile = k > kEightLong ? kEightTileOfLong : kEightTile;
+  const int64_t tile = S == 2 ? kTwiceEightTile : k > kEightLong ? kEightTileOfLong : kEightTile;
   for (int64_t i = 0; i < rows; i += tile)
-    some_eight_rows(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next);
+    some_eight_rows<S>(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next);
 }
 
 #endif

@@ -186,7 +186,7 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
   const bool few = batch_invariant();
 #if defined(NPU_AVX512_BF16)
   if constexpr (__is_same(T, bf16))
-    if (!few && p.m >= kLeastOfEight && p.m <= kEight) return linear_eight<Epilogue<T>>(p, parallel);
+    if (!few && p.m >= kLeastOfEight && p.m < kTwiceEight) return linear_eight<Epilogue<T>>(p, parallel);
 #endif
   if (p.m <= kFewRows<T> || (kTurned<T> && !fill_panels(p.m) && !few)) return linear_few<T>(p, Epilogue<T>{p}, parallel);
   const auto product = [&](int64_t first, int64_t count) {
