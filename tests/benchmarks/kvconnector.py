@@ -6,7 +6,8 @@ stores them in the host tier and in every tier behind it; then one with each tie
 own; remote is a Valkey on this host). Beside that: prompts that never come back, and the time between tokens of a request
 while the prompt of another is loaded, without a connector, with each tier and with ``--peer`` with vLLM's own connector,
 on devices that it knows. new: the same prompts that never come back, but with all engines up at once and asked in turns
-(``tests.benchmarks.kvconnector_new``), which is the figure to trust. bad: throughput when a tier misbehaves
+(``tests.benchmarks.kvconnector_new``), which is the figure to trust; answers: so, too, but with long answers to short
+prompts. bad: throughput when a tier misbehaves
 (``tests.benchmarks.kvconnector_bad``). p2p: the first token of a prompt that another server has computed, over TCP and over
 NIXL (``tests.benchmarks.kvconnector_p2p``). late: how late blocks are durable beside a busy engine
 (``tests.benchmarks.kvconnector_late``). Each engine is a process of its own. ``--quick``: one round.
@@ -15,6 +16,7 @@ NIXL (``tests.benchmarks.kvconnector_p2p``). late: how late blocks are durable b
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import signal
 import statistics
@@ -30,7 +32,7 @@ from tests.benchmarks.engine_cases import QWEN3_06B, QWEN3_8B
 from tests.benchmarks.kvconnector_bad import BEHAVIOURS, first_word, misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
 from tests.benchmarks.kvconnector_late import delays
-from tests.benchmarks.kvconnector_new import BATCHES, new_prompts
+from tests.benchmarks.kvconnector_new import ANSWERS, PROMPTS, Turns, new_prompts
 from tests.benchmarks.kvconnector_p2p import between_servers
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 
 LAYERS, PAGE, BLOCKS = 28, 65_536, 512  # Qwen3-0.6B: 8,192 tokens in blocks of 16, bfloat16
 CHUNK = 8  # blocks
-PARTS = ("copy", "engine", "new", "bad", "p2p", "late")
+PARTS = ("copy", "engine", "new", "answers", "bad", "p2p", "late")
+HOST = "host"
 TIERS = ("fs", "durable", "remote")
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "Qwen3-8B": QWEN3_8B}
 PEER = "OffloadingConnector"
@@ -55,7 +58,13 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768], help="of prompts, in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="engines of each kind (default 3)")
     parser.add_argument("--quick", action="store_true", help="one engine of each kind")
-    parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=TIERS, help="behind the host's")
+    names = (HOST, *TIERS)
+    parser.add_argument(
+        "--tiers", nargs="*", default=list(names), choices=names, help="host: alone, the others behind it"
+    )
+    parser.add_argument(
+        "--pairs", type=int, help="turns of each engine in new and answers (default 4 minutes of two tiers)"
+    )
     kinds = [first_word(name) for name in BEHAVIOURS][1:]
     parser.add_argument("--bad", nargs="*", default=kinds, choices=kinds, help="how tiers behave in the part bad")
     parser.add_argument("--plain", action="store_true", help="deadlines and queues of the tiers as they are by default")
@@ -80,7 +89,9 @@ def main() -> None:
             if "engine" in parts:
                 contest.run()
             if "new" in parts:
-                print(f"\n### Prompts that hit nothing\n\n{contest.new()}", flush=True)
+                print(f"\n### Prompts that hit nothing\n\n{contest.new(PROMPTS)}", flush=True)
+            if "answers" in parts:
+                print(f"\n### Long answers\n\n{contest.new(ANSWERS)}", flush=True)
             if "bad" in parts:
                 model = contest.folder / "model"
                 table = misbehaving(contest.folder, model, contest.token_bytes, contest.rounds, options.bad)
@@ -204,7 +215,7 @@ class Contest:
         # keys and values in bfloat16
         self.token_bytes = layers * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
         self.tiers: dict[str, dict[str, Any]] = {}
-        self._names = options.tiers
+        self._names, self._pairs = options.tiers, options.pairs
         self.results: dict[str, list[dict[str, list[Any]]]] = {}
 
     def run(self) -> None:
@@ -226,17 +237,20 @@ class Contest:
         print(f"\n### Seconds to the first token\n\n{self._first_tokens()}")
         print(f"\n### What others notice\n\n{self._costs()}")
 
-    def new(self) -> str:
+    def new(self, turns: Turns) -> str:
         """Return the table of engines that are up at once."""
-        turn = BATCHES * NEW_PROMPTS * (NEW_TOKENS + NEW_ANSWER) * self.token_bytes
-        extra: dict[str, Any] = {"cpu_bytes_to_use": 2 * turn} | ({} if self.plain else {"guard": PATIENT})
-        engines: dict[str, dict[str, Any] | None] = {"none": None, "host": extra | {"secondary_tiers": []}}
+        turns = dataclasses.replace(turns, pairs=self._pairs or turns.pairs)
+        extra: dict[str, Any] = {"cpu_bytes_to_use": 2 * turns.work * self.token_bytes}
+        extra |= {} if self.plain else {"guard": PATIENT}
+        engines: dict[str, dict[str, Any] | None] = {"none": None}
+        if HOST in self._names:
+            engines[HOST] = extra | {"secondary_tiers": []}
         self._open_tiers()
         engines |= {f"host, {name}": extra | {"secondary_tiers": [tier]} for name, tier in self.tiers.items()}
-        return new_prompts(str(self.folder / "model"), engines, self.token_bytes, 2 * self.rounds, self.engine)
+        return new_prompts(str(self.folder / "model"), engines, self.token_bytes, turns, self.engine)
 
     def _open_tiers(self) -> None:
-        self.tiers = self.tiers or {name: self._tier(name) for name in self._names}
+        self.tiers = self.tiers or {name: self._tier(name) for name in self._names if name != HOST}
 
     def _tier(self, name: str) -> dict[str, Any]:
         """Return a tier's options; with the remote one its store is started."""
@@ -249,7 +263,7 @@ class Contest:
         from tests.support.stores import ValkeyServer
 
         place.mkdir()
-        store = ValkeyServer(place)
+        store = ValkeyServer(place, memory=size)
         store.start()  # it is killed when this process ends
         patient = {"deadline": 120.0, "lookup_deadline": 10.0, "pending_bytes": size}
         return {"type": "remote", "url": store.url} | ({} if self.plain else patient)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -71,8 +72,8 @@ class Engine:
         answers = self.llm.generate(asked, sampling(tokens), use_tqdm=False)
         return time.perf_counter() - began, answers[0].num_cached_tokens or 0
 
-    def settle(self) -> None:
-        """Wait until the tiers have all that is to be stored."""
+    def settle(self, known: float = math.inf) -> None:
+        """Wait until the tiers have all that is to be stored: as many bytes as are known, or none more for some time."""
         before, since = -1.0, time.monotonic()
         until = since + LONGEST
         while time.monotonic() - since < SETTLED:
@@ -80,14 +81,17 @@ class Engine:
                 msg = f"bytes are still written after {LONGEST} s"
                 raise RuntimeError(msg)
             self.ask([prompt_of(8, 1)], 1)  # less than a block: what is stored is told in a step
-            written = sum(
-                metric.value
-                for metric in self.llm.get_metrics()
-                if metric.name in {"vllm:kv_offload_tiering_write_bytes", "vllm:kv_offload_store_bytes"}
-            )
+            written = self.written()
+            if written >= known:
+                return
             if written != before:
                 before, since = written, time.monotonic()
             time.sleep(0.2)
+
+    def written(self) -> float:
+        """Return the bytes that the tiers have taken."""
+        names = {"vllm:kv_offload_tiering_write_bytes", "vllm:kv_offload_store_bytes"}
+        return sum(metric.value for metric in self.llm.get_metrics() if metric.name in names)
 
     def gaps(self, loaded: list[int]) -> tuple[list[float], list[float]]:
         """Return the seconds between tokens of a request that is alone, and while another one's prompt is loaded."""

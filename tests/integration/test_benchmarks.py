@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -12,6 +13,7 @@ from npu_platform.start_times import StartTimes
 from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, serve, split, start, tiers
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
+from tests.benchmarks.kvconnector_new import PROMPTS, pairs_table
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama import write_model
 
@@ -335,3 +337,12 @@ def test_long_contexts_are_filled_and_not_computed():
     filled = [case.context for case in QUICK if case.filled]
     assert filled == [4096, 16384, 32000]
     assert not any(case.filled for case in WHOLE if case.kind == "prefill" or case.context <= 2048)
+
+
+def test_every_pair_of_turns_counts_and_the_mean_has_a_standard_error():
+    seconds = {"none": [5.0, 6.0, 5.0], "host": [5.0, 6.0, 10.0]}
+    table = pairs_table(seconds, dataclasses.replace(PROMPTS, pairs=3))
+    assert "| none | 870 |  |  |  |" in table  # 16 prompts of 272 tokens in 5 s
+    assert "| host | 725 | 1.000 | 0.833 | 0.1667 |" in table
+    assert "Pairs of host: 1.000, 1.000, 0.500." in table
+    assert "| 1.000 | 1.000 | unknown |" in pairs_table({"none": [5.0], "host": [5.0]}, PROMPTS)

