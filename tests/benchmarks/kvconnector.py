@@ -33,7 +33,7 @@ from tests.benchmarks.kvconnector_bad import BEHAVIOURS, first_word, misbehaving
 from tests.benchmarks.kvconnector_engine import NEW_ANSWER, NEW_PROMPTS, NEW_TOKENS, OURS, in_a_process, not_long
 from tests.benchmarks.kvconnector_late import delays
 from tests.benchmarks.kvconnector_new import ANSWERS, PROMPTS, Turns, new_prompts
-from tests.benchmarks.kvconnector_p2p import between_servers
+from tests.benchmarks.kvconnector_p2p import CONTESTANTS, REPEATS, between_servers
 from tests.benchmarks.machine import machine
 from tests.benchmarks.results import abba
 
@@ -62,9 +62,8 @@ def main() -> None:
     parser.add_argument(
         "--tiers", nargs="*", default=list(names), choices=names, help="host: alone, the others behind it"
     )
-    parser.add_argument(
-        "--pairs", type=int, help="turns of each engine in new and answers (default 4 minutes of two tiers)"
-    )
+    parser.add_argument("--pairs", type=int, help="turns of each engine in new, answers and p2p (default: 4 minutes)")
+    parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS), choices=CONTESTANTS, help="of p2p")
     kinds = [first_word(name) for name in BEHAVIOURS][1:]
     parser.add_argument("--bad", nargs="*", default=kinds, choices=kinds, help="how tiers behave in the part bad")
     parser.add_argument("--plain", action="store_true", help="deadlines and queues of the tiers as they are by default")
@@ -97,8 +96,9 @@ def main() -> None:
                 table = misbehaving(contest.folder, model, contest.token_bytes, contest.rounds, options.bad)
                 print(f"\n### When a tier misbehaves\n\n{table}", flush=True)
             if "p2p" in parts:
-                short = not_long(contest.lengths)
-                table = between_servers(contest.folder, contest.folder / "model", contest.token_bytes, short)
+                model, short, repeats = contest.folder / "model", not_long(contest.lengths), options.pairs or REPEATS
+                ways = options.contestants
+                table = between_servers(contest.folder, model, contest.token_bytes, short, ways, repeats)
                 print(f"\n### From another server\n\n{table}", flush=True)
             if "late" in parts:
                 tier = {"type": "durable", "path": str(contest.folder / "late"), "bytes": 8 * 2**30}

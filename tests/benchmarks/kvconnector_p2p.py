@@ -1,9 +1,9 @@
 """How soon a prompt answers that another server has computed: the part "p2p" of ``tests.benchmarks.kvconnector``.
 
 Two ``vllm serve`` processes on this host, a prefill server and a decode server, with the p2p tier over TCP, and two with
-NixlConnector behind our hardening, where NIXL is installed. Each prompt is computed by the prefill server first, as the
-proxy has it done; then the decode server is asked for its first token. Beside that it is asked for prompts of the same
-lengths that nobody has computed.
+NixlConnector behind our hardening, where NIXL is installed, all up at once. Each prompt is computed by the prefill server
+first, as the proxy has it done; then the decode server is asked for its first token. Beside that the first pair's is asked
+for prompts of the same lengths that nobody has computed. All in turns, every other one backwards.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httpx
 
 from npu_platform.demo.server import Server
 from tests.benchmarks.kvconnector_engine import prompt_of
+from tests.benchmarks.results import abba
 from tests.support.disaggregated import COMPLETIONS, PREFILL
 from tests.support.stores import free_port
 
@@ -28,53 +29,71 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["between_servers"]
+__all__ = ["CONTESTANTS", "REPEATS", "between_servers"]
 
+CONTESTANTS = ("p2p", "nixl")
+COMPUTED = "computed"
 READY = 600.0
 REPEATS = 2
 
 
-def between_servers(folder: Path, model: Path, token_bytes: int, lengths: list[int]) -> str:
-    """Measure every way that is installed and return the table.
+def between_servers(
+    folder: Path, model: Path, token_bytes: int, lengths: list[int], contestants: list[str], repeats: int
+) -> str:
+    """Measure every way that is asked for and installed, and return the table.
 
     Args:
         folder: for what is made.
         model: its folder.
         token_bytes: bytes of a token's keys and values.
         lengths: of prompts, in tokens.
+        contestants: of ``CONTESTANTS``.
+        repeats: prompts of each length and way.
     """
     secret = folder / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o600)
-    ways = {"p2p over TCP": over_tcp(secret, (max(lengths) + 4096) * token_bytes)}
-    if importlib.util.find_spec("nixl"):
+    ways = {}
+    if "p2p" in contestants:
+        ways["p2p over TCP"] = over_tcp(secret, (max(lengths) + 4096) * token_bytes)
+    if "nixl" in contestants and importlib.util.find_spec("nixl"):
         ways["NIXL"] = over_nixl(secret)
-    found: dict[str, dict[int, list[float]]] = {"computed": {length: [] for length in lengths}}
-    for number, (name, (settings, environs)) in enumerate(ways.items()):
-        found[name] = {length: [] for length in lengths}
-        with servers(folder / f"pair-{number}", model, token_bytes, max(lengths), settings, environs) as (
-            first,
-            second,
-        ):
-            for repeat in range(REPEATS + 1):
-                for length in lengths if repeat else lengths[:1]:  # the first is to warm
-                    seed = 1000 * length + 10 * repeat + number
-                    params = ask(first, prompt_of(length, seed), kv_transfer_params=PREFILL)["kv_transfer_params"]
-                    transferred = first_token(second, prompt_of(length, seed), kv_transfer_params=params)
-                    # Computing takes as long with each way: one is enough.
-                    computed = first_token(second, prompt_of(length, seed + 5)) if number == 0 else None
-                    if repeat:
-                        found[name][length].append(transferred)
-                        found["computed"][length] += [] if computed is None else [computed]
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    turns = [COMPUTED, *ways]
+    found: dict[str, dict[int, list[float]]] = {name: {length: [] for length in lengths} for name in turns}
+    with contextlib.ExitStack() as stack:
+        pairs = {
+            name: stack.enter_context(
+                servers(folder / f"pair-{number}", model, token_bytes, max(lengths), settings, environs)
+            )
+            for number, (name, (settings, environs)) in enumerate(ways.items())
+        }
+        for pair in pairs.values():
+            for one in pair:
+                one.wait_until_ready(READY)
+        pairs[COMPUTED] = next(iter(pairs.values()))  # computing takes as long with each way: one is enough
+        for repeat in range(repeats + 1):
+            for length in lengths if repeat else lengths[:1]:  # the first is to warm
+                for name in abba(turns, repeat):
+                    prompt = prompt_of(length, 1000 * length + 10 * repeat + turns.index(name))
+                    seconds = asked_after(*pairs[name], prompt, is_known=name != COMPUTED)
+                    found[name][length] += [seconds] if repeat else []
+                    print(f"{name}, {length} tokens: {seconds:.3f} s", file=sys.stderr, flush=True)
     return table(found, lengths, token_bytes)
+
+
+def asked_after(first: Server, second: Server, prompt: list[int], *, is_known: bool) -> float:
+    """Return the seconds to the decode server's first token, of a prompt that the prefill server knows or nobody does."""
+    if not is_known:
+        return first_token(second, prompt)
+    params = ask(first, prompt, kv_transfer_params=PREFILL)["kv_transfer_params"]
+    return first_token(second, prompt, kv_transfer_params=params)
 
 
 def table(found: dict[str, dict[int, list[float]]], lengths: list[int], token_bytes: int) -> str:
     """Return seconds to the first token; in brackets how many times sooner than computing, and the bytes a second."""
     rows = [f"| prompt, tokens | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for length in lengths:
-        computed = statistics.median(found["computed"][length])
+        computed = statistics.median(found[COMPUTED][length])
         cells = [f"{computed:.3f}"]
         for name in list(found)[1:]:
             seconds = statistics.median(found[name][length])
@@ -123,9 +142,9 @@ def servers(
     settings: list[dict[str, Any]],
     environs: list[dict[str, str]],
 ) -> Iterator[list[Server]]:
-    """Serve twice until the block ends."""
+    """Serve twice until the block ends; they need not be ready yet."""
     folder.mkdir()
-    cache = 2 * (longest + 1024) * token_bytes
+    cache = (longest + 2048) * token_bytes
     with contextlib.ExitStack() as stack:
         both = []
         for number, (transfer, environ) in enumerate(zip(settings, environs, strict=True)):
@@ -137,8 +156,6 @@ def servers(
             log = folder / f"server-{number}.log"
             one = Server(model, *arguments, log=log, name="bench", environment=os.environ | environ)
             both.append(stack.enter_context(one))
-        for one in both:
-            one.wait_until_ready(READY)
         yield both
 
 
