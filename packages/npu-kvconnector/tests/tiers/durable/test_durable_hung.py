@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,9 +28,9 @@ import npu_kvconnector.spec  # noqa: F401  # registers the tier
 from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.errors import StoreError
 from npu_kvconnector.tiers.breaker import BreakerState
-from npu_kvconnector.tiers.durable import segments
+from npu_kvconnector.tiers.durable import manager, reader, segments
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
-from npu_kvconnector.tiers.durable.store import DurableStore
+from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
 from npu_kvconnector.tiers.guard import GuardedTier
 from tests.support.offloading import offloading_config
 from tests.support.remote_tier import BLOCK, CHUNKS, block_of, job_of, key_of
@@ -205,3 +206,169 @@ def test_the_process_ends_and_what_was_stored_before_is_there(tmp_path: Path) ->
     store = DurableStore(tmp_path / "store", quota=16 * 2**20, block_bytes=BLOCK)
     assert len(store.index) == 2
     store.close()
+
+
+class HungFile:
+    """The file that each start reads, as one whose reading does not return: a FIFO that nobody writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._fifo = folder / "store.json", folder.parent / "fifo"
+        self._content = self._file.read_bytes()
+        self._file.unlink()
+        os.mkfifo(self._fifo)
+        os.link(self._fifo, self._file)
+
+    def answer(self, content: bytes | None = None) -> None:
+        """Let the call return, with what was in the file, and further ones too."""
+        if content is None:
+            whole = self._file.with_name(".whole")
+            whole.write_bytes(self._content)
+            whole.replace(self._file)
+        until = time.monotonic() + (1.0 if content is None else 30.0)  # of further ones none may hang
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):  # nobody reads
+                descriptor = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(descriptor, self._content if content is None else content)
+                os.close(descriptor)
+                return
+            time.sleep(0.01)
+        assert content is None, "nobody reads"
+
+
+def stored_before(folder: Path, *numbers: int) -> None:
+    engine = Engine(folder)
+    engine.submit(*numbers)
+    engine.steps_until(lambda: not engine.guard._jobs)
+    engine.tier.shutdown()
+
+
+@pytest.fixture
+def hung(disk: Disk, tmp_path: Path) -> HungFile:
+    stored_before(tmp_path / "store", 1, 2)
+    return HungFile(tmp_path / "store")
+
+
+def can_be_locked(folder: Path) -> bool:
+    try:
+        os.close(lock_store(folder))
+    except StoreBusyError:
+        return False
+    return True
+
+
+def test_a_start_goes_on_without_the_tier_which_is_used_once_the_disk_answers(
+    hung: HungFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(manager.logger, "warning", lambda text, *values: said.append(text % values))
+    began = time.monotonic()
+    engine = Engine(tmp_path / "store")
+    assert time.monotonic() - began < 5
+    assert "has not answered for 0 s" in said[0]
+    assert "starts without the durable tier" in said[0]
+    assert not engine.finds(1)
+    while engine.guard.accepts(1):
+        engine.submit(5)
+        engine.steps_until(lambda: not engine.guard._jobs)
+    assert engine.guard.stores.state is BreakerState.OPEN
+    engine.guard.touch([key_of(1)], engine.request)
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    assert stats._values["vllm:npu_kv_durable_is_writer"] == {(): 0.0}
+    engine.tier.drain_jobs()
+    hung.answer()
+    engine.steps_until(lambda: engine.finds(1))
+    engine.submit(2, is_load=True)
+    engine.steps_until(lambda: not engine.guard._jobs)
+    engine.steps_until(engine.guard.stores.allows)
+    engine.submit(6)
+    engine.steps_until(lambda: engine.finds(6))
+    assert "the durable tier is used now" in said[-1]
+    engine.tier.shutdown()
+
+
+def test_a_store_that_cannot_be_opened_late_is_tried_again(
+    hung: HungFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_TRY_AGAIN", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(manager.logger, "warning", lambda text, *values: said.append(text % values))
+    engine = Engine(tmp_path / "store")
+    hung.answer(b"not JSON")
+    engine.steps_until(lambda: len(said) > 1)
+    assert "tries again" in said[1]
+    assert "holds no store" in said[1]
+    hung.answer()
+    engine.steps_until(lambda: engine.finds(1))
+    engine.tier.shutdown()
+
+
+def test_a_server_that_ends_before_the_disk_answers_leaves_the_store_to_others(hung: HungFile, tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "store")
+    began = time.monotonic()
+    engine.tier.shutdown()
+    assert time.monotonic() - began < 1
+    assert not can_be_locked(tmp_path / "store")
+    hung.answer()
+    engine.steps_until(lambda: can_be_locked(tmp_path / "store"))
+
+
+def test_what_is_wrong_is_said_at_the_start_where_the_disk_says_it_in_time(
+    hung: HungFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DurableTierManager, "silent_seconds", 60.0)
+    later = threading.Timer(0.1, hung.answer, [b"not JSON"])
+    later.start()
+    with pytest.raises(StoreError, match="holds no store"):
+        Engine(tmp_path / "store")
+    later.join()
+    assert can_be_locked(tmp_path / "store")
+
+
+STARTS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_durable_hung import DurableTierManager, Engine
+DurableTierManager.silent_seconds = 0.5
+print("STARTED", Engine(Path(sys.argv[1])).finds(1))
+"""
+
+
+def test_a_process_ends_whose_start_hung(hung: HungFile, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS, str(tmp_path / "store"), str(os.path.dirname(__file__))]  # noqa: PTH120
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "STARTED False" in done.stdout
+
+
+WRITES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_durable_hung import stored_before
+stored_before(Path(sys.argv[1]), 3)
+"""
+
+
+def test_who_reads_follows_the_writer_and_no_question_waits_for_the_disk(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "LOOK_AGAIN", 0.05)
+    stored_before(tmp_path / "store", 1)
+    lock = lock_store(tmp_path / "store")  # as another process that writes
+    engine = Engine(tmp_path / "store")
+    assert engine.finds(1)
+    disk.answers.clear()
+    monkeypatch.setattr(reader, "newest_index", disk.slow(reader.newest_index))
+    engine.steps_until(lambda: disk.hanging > 0)
+    os.close(lock)
+    command = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(os.path.dirname(__file__))]  # noqa: PTH120
+    subprocess.run(command, timeout=120, check=True)  # makes a new index
+    began = time.monotonic()
+    assert engine.finds(1)
+    assert not engine.finds(3)
+    assert time.monotonic() - began < 1
+    disk.answers.set()
+    engine.steps_until(lambda: engine.finds(3))
+    engine.tier.shutdown()

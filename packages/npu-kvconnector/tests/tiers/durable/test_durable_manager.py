@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
 import time
@@ -252,6 +254,21 @@ def test_a_store_that_failed_is_opened_again(
     assert server.counts()["is_writer"] == 0
     assert server.store(2).success
     assert server.load(1, 2)[1] == [block_of(1), block_of(2)]
+
+
+def test_a_full_disk_is_said_once_with_the_way_out(
+    serve: Callable[..., DurableServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    server = serve()
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.SegmentWriter", fail)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        assert [server.store(number).success for number in range(3)] == [False] * 3
+    assert caplog.text.count("The durable tier cannot store") == 1
+    assert "make room on that disk" in caplog.text
 
 
 def test_hashes_that_collide_are_not_used(serve: Callable[..., DurableServer]) -> None:

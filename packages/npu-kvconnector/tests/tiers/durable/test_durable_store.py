@@ -488,6 +488,9 @@ def test_what_the_system_says_comes_with_a_way_out(
     monkeypatch.setattr("npu_kvconnector.tiers.durable.store.write_whole", fail)
     with pytest.raises(StoreError, match=way_out):
         open_store(folder.with_name("other"))
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.open_file", fail)
+    with pytest.raises(OptionError, match=f"path=.*{way_out}"):
+        open_store(folder.with_name("third"))
 
 
 def test_too_small_a_quota_says_how_much_is_needed(folder: Path) -> None:
@@ -509,6 +512,7 @@ from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.reader import StoreReader
 reader = StoreReader(Path(sys.argv[1]))
 for line in sys.stdin:
+    reader.follow()
     read = reader.read(bytes.fromhex(line))
     print("none" if read is None else bytes(read.payload).hex(), flush=True)
 """
@@ -537,7 +541,6 @@ def test_another_process_reads_what_is_durable(store: DurableStore, folder: Path
         again = open_store(folder)  # with a new index
         put(again, 1000)
         again.commit()
-        time.sleep(1.1)
         assert ask(1000) == block(1000).hex()
         again.close()
         reader.stdin.close()

@@ -3,10 +3,15 @@
 vLLM's scheduler calls the manager and must not wait: questions are answered from the index, which is in memory, and
 blocks are stored and loaded in threads. A block is read into memory of the thread, verified there, and only then copied
 into the host tier. Where another process writes the store, this one reads it, and becomes the writer when that ends.
+
+Note [A start on a disk that hangs]. The store is opened in the thread that stores, for which a start waits for
+`silent_seconds`. After that the server starts without the tier: nothing is found, and stores fail, which opens the
+guard's breaker. The thread goes on, whatever it takes, and tries again where the store cannot be opened.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -39,7 +44,7 @@ from npu_kvconnector.tiers.durable.cipher import OVERHEAD, Cipher
 from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
-from npu_kvconnector.tiers.durable.reader import StoreReader
+from npu_kvconnector.tiers.durable.reader import LOOK_AGAIN, StoreReader
 from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, lock_store
 from npu_kvconnector.tiers.durable.threads import DaemonPool
 from npu_kvconnector.tiers.priority import step_back
@@ -78,6 +83,7 @@ _WRITE_BYTES, _MOST_OF_A_WRITE = 8 * 2**20, 64
 """Of blocks that are stored together: where cores are short, the thread waits for one after each write."""
 _DELAY = "vllm:npu_kv_durable_delay_seconds"
 _DELAYS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0)
+_FOLLOWER = "npu-kv-durable-follow"
 _UNHURRIED_SYNC = 0.4
 """Of `sync_seconds`, for which a store may go slowly where cores are short; the commit begins after half of them."""
 
@@ -99,7 +105,12 @@ class DurableTierManager(SealedTier):
     """Without an answer of the disk, after which nobody waits for it."""
 
     def _start(self, spec: OffloadingSpec, memory: memoryview, options: Mapping[str, Any]) -> None:
-        """Open the store and bring it in order, or read it where another process writes it."""
+        """Open the store and bring it in order, or read it where another process writes it.
+
+        Raises:
+            OptionError: an option is wrong, or the folder cannot be used.
+            StoreError: the store cannot be brought in order.
+        """
         self._config = DurableConfig.parse(options)
         self.locality = Locality(self._config.locality)
         self._tells_stores = self._config.enable_kv_events and spec.kv_events_config.enable_kv_cache_events
@@ -115,8 +126,7 @@ class DurableTierManager(SealedTier):
         self._cipher = Cipher(secret, self._realm.id) if self._config.encrypt else None
         self._payload_bytes = self.block_size_bytes + (OVERHEAD if self._cipher else 0)
         self._blocks_of_a_write = max(1, min(_WRITE_BYTES // self._payload_bytes, _MOST_OF_A_WRITE))
-        self._store: StoreReader = self._open()
-        self._tried = time.monotonic()
+        self._store: StoreReader | None = None
         self._idle = threading.Condition(self._lock)
         self._jobs: dict[JobId, _Job] = {}
         self._stores = 0
@@ -131,22 +141,32 @@ class DurableTierManager(SealedTier):
         self._unhurried_store = min(slowly, _UNHURRIED_SYNC * self._config.sync_seconds)
         self._moves = 0  # what has come back from the disk
         self._touches = 0
-        self._is_shut = False
+        self._is_shut, self._ends = False, threading.Event()
         self._storer = DaemonPool(1, "npu-kv-durable-store", step_back)
+        try:
+            self._open_in_time()
+        except BaseException:
+            self._storer.shutdown(time.monotonic())
+            raise
+        self._tried = time.monotonic()
         self._loaders = DaemonPool(self._config.threads, "npu-kv-durable-load", self._begin_loading)
 
     # --- what the scheduler asks ------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether the block is there."""
-        return LookupResult.HIT if self._is_unique(key) and self._realm.name(key) in self._store else LookupResult.MISS
+        store = self._store
+        if store is None or not self._is_unique(key):
+            return LookupResult.MISS
+        return LookupResult.HIT if self._realm.name(key) in store else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Begin to store blocks; where too many wait, the last of them are dropped and counted."""
         keys = list(job_metadata.keys)
+        may_be_stored = self._store is not None and all(self._is_unique(key) for key in keys)
         with self._lock:
             room = self._limit - self._waiting if self._waiting else len(keys)
-            taken = keys[: max(room, 0)] if all(self._is_unique(key) for key in keys) else []
+            taken = keys[: max(room, 0)] if may_be_stored else []
             self._waiting += len(taken)
             self._stores += bool(taken)
         self._count(_DROPPED, len(keys) - len(taken))
@@ -197,17 +217,20 @@ class DurableTierManager(SealedTier):
             return
         self._is_shut = True
         self._hurry.set()
+        self._ends.set()
+        was_open = self._store is not None
         # In the thread that stores: who shuts an engine down must not hang with a disk.
         self._storer.submit(self._close)
         is_done = self._wait_for_jobs()
-        until = time.monotonic() + (self.silent_seconds if is_done else 0.0)
-        if not all([self._loaders.shutdown(until), self._storer.shutdown(until)]):
+        until = time.monotonic() + (self.silent_seconds if is_done and was_open else 0.0)
+        if not all([self._loaders.shutdown(until), self._storer.shutdown(until)]) and was_open:
             raise StoreError(self._silence())
         self._memory = np.empty((0, self.block_size_bytes), np.uint8)  # the region's owner closes it next
         self._primary_kv_view = memoryview(b"")
 
     def _close(self) -> None:
-        self._store.close()  # the one that there is after all jobs
+        if self._store is not None:
+            self._store.close()  # the one that there is after all jobs
 
     def _wait_for_jobs(self) -> bool:
         """Wait until there are none; return False where nothing came from the disk for so long."""
@@ -235,7 +258,7 @@ class DurableTierManager(SealedTier):
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the counts since the last call, and what there is now."""
         store = self._store
-        totals = {_CORRUPT: store.corrupt, _UNREADABLE: store.unreadable}
+        totals = {_CORRUPT: store.corrupt, _UNREADABLE: store.unreadable} if store is not None else {}
         if isinstance(store, DurableStore):
             totals |= {_EVICTED: store.evicted, _LOST: store.lost, _STORED: store.stored}
         counts = self._take_counts()
@@ -251,7 +274,7 @@ class DurableTierManager(SealedTier):
         is_writer = isinstance(store, DurableStore) and store.failure is None
         stats.set_gauge(_IS_WRITER, float(is_writer))
         with contextlib.suppress(Exception):  # a store that is being closed
-            stats.set_gauge(_BLOCKS, float(len(store.index)))
+            stats.set_gauge(_BLOCKS, float(len(store.index) if store is not None else 0))
             if isinstance(store, DurableStore):
                 stats.set_gauge(_BYTES, float(store.segment_bytes_on_disk))
         return stats
@@ -293,7 +316,7 @@ class DurableTierManager(SealedTier):
             named = [(self._realm.name(key), self._memory[int(chunk)]) for key, chunk in blocks]
             store.put_all([self._record(name, block, came) for name, block in named if name not in store])
         except StoreError as error:
-            logger.warning_once("The durable tier cannot store: %s", error)
+            logger.warning_once("The durable tier cannot store: %s", str(error))
             return False
         return True
 
@@ -351,8 +374,8 @@ class DurableTierManager(SealedTier):
         if buffer is None:
             buffer = self._buffers.memory = page_buffer(record_bytes(self._payload_bytes))
         store = self._store
-        block = store.read(name, buffer)
-        if block is None:
+        block = store.read(name, buffer) if store is not None else None
+        if store is None or block is None:
             return False
         payload: memoryview | bytes = block.payload
         try:
@@ -382,6 +405,42 @@ class DurableTierManager(SealedTier):
 
     # --- the store --------------------------------------------------------------------------------------------------
 
+    def _open_in_time(self) -> None:
+        """Have the store opened, and wait for it; see Note [A start on a disk that hangs].
+
+        Raises:
+            OptionError: the folder cannot be used.
+            StoreError: the store cannot be brought in order.
+        """
+        first: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._storer.submit(self._open_at_last, first)
+        concurrent.futures.wait([first], self.silent_seconds)
+        if first.cancel():
+            hint = "the server starts without the durable tier, which is used as soon as its store is open"
+            logger.warning("%s; %s", self._silence(), hint)
+        else:
+            first.result()
+
+    def _open_at_last(self, first: concurrent.futures.Future[None]) -> None:
+        """Open the store; where nobody waits for that any more, try again until it works."""
+        while not self._is_shut:
+            try:
+                self._store = self._open()
+            except Exception as error:  # noqa: BLE001  # told to who waits
+                if _tell(first, error):
+                    return
+                logger.warning("The durable tier cannot open its store, and tries again: %s", error)
+                self._ends.wait(_TRY_AGAIN)
+            else:
+                if not _tell(first):
+                    logger.warning("The store in %s is open: the durable tier is used now", self._config.path)
+                return
+
+    def _follow(self, reader: StoreReader) -> None:
+        """Follow the writer of the store that is read, as long as it is."""
+        while not self._ends.wait(LOOK_AGAIN) and self._store in {None, reader}:
+            reader.follow()
+
     def _open(self) -> StoreReader:
         """Return the store as its writer, or as a reader where another process writes it."""
         path, direct, policy = Path(self._config.path), self._config.direct, self._config.eviction_policy
@@ -402,11 +461,11 @@ class DurableTierManager(SealedTier):
                     reader = StoreReader(path, direct=direct)
                 except StoreError:
                     # Of servers that start together, the first is still making the store.
-                    if time.monotonic() > until:
+                    if time.monotonic() > until or self._ends.wait(0.1):
                         raise
-                    time.sleep(0.1)
                     continue
                 logger.warning("The durable tier only reads, %s", error)
+                threading.Thread(target=self._follow, args=(reader,), name=_FOLLOWER, daemon=True).start()
                 return reader
         room = shutil.disk_usage(path).free + store.bytes_on_disk()
         if self._config.bytes > room:
@@ -449,6 +508,18 @@ class DurableTierManager(SealedTier):
             return None
         self._store = fresh  # the old one is closed by its last user: loads may be reading it
         return fresh
+
+
+def _tell(waited_for: concurrent.futures.Future[None], error: Exception | None = None) -> bool:
+    """Tell how it ended; return False where nobody waits any more."""
+    try:
+        if error is None:
+            waited_for.set_result(None)
+        else:
+            waited_for.set_exception(error)
+    except concurrent.futures.InvalidStateError:
+        return False
+    return True
 
 
 def _seconds_of(threads: Iterable[int]) -> float:

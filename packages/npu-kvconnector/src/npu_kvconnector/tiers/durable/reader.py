@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.tiers.durable.envelope import Header
 
-__all__ = ["FORMAT", "Block", "StoreReader", "read_identity"]
+__all__ = ["FORMAT", "LOOK_AGAIN", "Block", "StoreReader", "read_identity"]
 
 FORMAT = 1
 """The version of a store's layout."""
 
-_LOOK_AGAIN = 1.0  # seconds between looks for the index of a writer that has started anew
+LOOK_AGAIN = 1.0
+"""Seconds between looks for the index of a writer that has started anew."""
 
 
 class Block(NamedTuple):
@@ -59,7 +59,10 @@ def read_identity(folder: Path) -> bytes:
 
 
 class StoreReader:
-    """Reads a store. A block that is gone, damaged or out of reach is a miss; nothing here raises for it."""
+    """Reads a store. A block that is gone, damaged or out of reach is a miss; nothing here raises for it.
+
+    What is asked of the index makes no call to the disk; who reads beside a writer for long calls :meth:`follow`.
+    """
 
     def __init__(self, folder: Path, *, direct: bool = True) -> None:
         """Open the store.
@@ -76,7 +79,7 @@ class StoreReader:
         self._lock = threading.RLock()
         self._bad: dict[bytes, Place] = {}
         self._index = self._open_index()
-        self._looked = time.monotonic()
+        self._has_closed = False
 
     @property
     def index(self) -> Index:
@@ -96,14 +99,30 @@ class StoreReader:
 
     def close(self) -> None:
         """Close the index; safe to call twice."""
-        self._index.close()
+        with self._lock:
+            self._has_closed = True
+            self._index.close()
+
+    def follow(self) -> None:
+        """Look for the index of a writer that has started anew; for a thread that may wait for the disk."""
+        try:
+            newest = newest_index(self.folder)
+            if newest is None or newest == self._index.folder:
+                return
+            fresh = Index(newest, readonly=True)
+        except (lmdb.Error, OSError):
+            return  # gone again; the next look finds another
+        with self._lock:
+            if self._has_closed:
+                fresh.close()
+            else:  # the old one is closed by its last user: another thread may be reading it
+                self._index = fresh
 
     def __contains__(self, name: bytes) -> bool:
         return self.find(name) is not None
 
     def find(self, name: bytes) -> Entry | None:
         """Return where a block is said to lie, or None."""
-        self._look_for_new_index()
         try:
             entry = self._index.get(name)
         except lmdb.Error:
@@ -149,22 +168,6 @@ class StoreReader:
         except lmdb.Error as error:
             msg = f"the index of the store in {self.folder} cannot be opened: {error}"
             raise StoreError(msg) from error
-
-    def _look_for_new_index(self) -> None:
-        """Follow a writer that has started anew, and with it a new index."""
-        if time.monotonic() - self._looked < _LOOK_AGAIN:
-            return
-        with self._lock:
-            self._looked = time.monotonic()
-            newest = newest_index(self.folder)
-            if newest is None or newest == self._index.folder:
-                return
-            try:
-                fresh = Index(newest, readonly=True)
-            except (lmdb.Error, OSError):
-                return  # gone again; the next look finds another
-            # The old one is closed by its last user: another thread may be reading it.
-            self._index = fresh
 
     def _give_up(self, name: bytes, entry: Entry, error: Exception) -> None:
         """Take note of a record that cannot be used; it is a miss from now on."""

@@ -87,7 +87,8 @@ def lock_store(folder: Path) -> int:
                 raise OptionError(msg)
         descriptor = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        msg = f"path={folder} cannot be used: {error.strerror or error}; name a folder that this user may write"
+        hint = _way_out(error) or "; name a folder that this user may write"
+        msg = f"path={folder} cannot be used: {error.strerror or error}{hint}"
         raise OptionError(msg) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -476,6 +477,9 @@ class DurableStore(StoreReader):
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
+    def follow(self) -> None:
+        """Nobody else makes an index while this process has the lock."""
+
     def _open_index(self) -> Index:
         """Bring the store in order; what a reader finds is proven then."""
         old = newest_index(self.folder)
@@ -488,9 +492,6 @@ class DurableStore(StoreReader):
         for _, entry in found.index.entries():
             self._heat.add(entry)
         return found.index
-
-    def _look_for_new_index(self) -> None:
-        """Nobody else makes one while this process has the lock."""
 
     def _give_up(self, name: bytes, entry: Entry, error: Exception) -> None:
         with self._lock:
