@@ -24,7 +24,7 @@ def read_secret(path: str | None) -> bytes:
         mode = Path(path).stat().st_mode
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        msg = f"secret_file={path} cannot be read: {error.strerror}"
+        msg = f"secret_file={path} cannot be read: {error.strerror}; name a file made with openssl rand -hex 32"
         raise OptionError(msg) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         msg = f"secret_file={path} can be read by others (mode {stat.S_IMODE(mode):o}); run chmod 600 {path}"

@@ -154,6 +154,9 @@ def _check_url(config: RemoteConfig) -> None:
     if parts.scheme not in known:
         msg = f"the remote tier's url must begin with one of {', '.join(f'{name}://' for name in known)}"
         raise OptionError(msg)
+    if parts.scheme == "file" and not config.url.startswith("file:///"):
+        msg = f"url={config.url} must name a folder by its absolute path, as in file:///var/cache/npu-kv"
+        raise OptionError(msg)
     if parts.password is not None or "password" in parts.query:
         msg = "the remote tier's url holds a password, which logs would show: set VALKEYCLI_AUTH instead"
         raise OptionError(msg)

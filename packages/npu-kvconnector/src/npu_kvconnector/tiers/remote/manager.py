@@ -258,6 +258,8 @@ class RemoteTierManager(SealedTier):
                 done += len(pack)
         except (StoreError, TimeoutError) as error:
             self._note_failure(error)
+            if isinstance(error, StoreError):  # questions that are answered keep the breaker closed
+                logger.warning_once("The remote tier cannot store: %s", str(error))
             self._count(_DROPPED, len(keys) - done)
             return []
         self._breaker.succeed()
@@ -349,7 +351,8 @@ class RemoteTierManager(SealedTier):
     def _note_failure(self, error: Exception) -> None:
         self._count(_FAILURES, 1)
         if self._breaker.fail():
-            reason = error if isinstance(error, StoreError) else "it does not answer in time"
+            where = self._config.url.partition("?")[0]
+            reason = error if isinstance(error, StoreError) else f"{where} does not answer in time"
             logger.warning("The remote tier leaves its store alone for a while: %s", reason)
 
 

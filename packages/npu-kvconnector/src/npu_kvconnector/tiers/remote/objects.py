@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, MemoryStore, from_url
 from vllm.logger import init_logger
 
@@ -46,6 +46,14 @@ _OVERLAP = 600.0
 _COMPLETE_EVERY = 120
 """Listings from one that covers everything to the next."""
 _TABLES_AT_A_TIME = 8
+_ABSENT = ("NoSuchBucket", "ContainerNotFound")
+"""In what a store says of a listing, which obstore has no error of its own for."""
+_NO_PLACE = "see whether the bucket or folder of url exists"
+_WAYS_OUT: dict[tuple[type[Exception], ...], str] = {
+    (NotFoundError, FileNotFoundError): _NO_PLACE,
+    (PermissionDeniedError, UnauthenticatedError, PermissionError): "give it credentials that may read and write",
+    (Exception,): "see whether it can be reached, endpoint and region in store_options, and that credentials are set",
+}
 _RETRIES = {"max_retries": 2, "backoff": {"init_backoff": timedelta(milliseconds=50)}}
 
 
@@ -123,7 +131,7 @@ class ObjectStore:
             self._index.drop(pack)  # a lifecycle rule has taken it
             return
         except (BaseError, OSError, ValueError) as error:
-            raise _failure(error, "read a pack") from None
+            raise self._failure(error, "read a pack") from None
         for (number, _), record in zip(wanted, records, strict=True):
             await take(number, record)
 
@@ -133,7 +141,7 @@ class ObjectStore:
             async with self._requests:
                 await obstore.put_async(self._store, pack, content, use_multipart=False)
         except (BaseError, OSError, ValueError) as error:
-            raise _failure(error, "write a pack") from None
+            raise self._failure(error, "write a pack") from None
         self._index.add(pack, places)
 
     async def _look(self) -> None:
@@ -146,7 +154,7 @@ class ObjectStore:
                 well = True
             except (BaseError, OSError, ValueError) as error:
                 if well:
-                    logger.warning("The remote tier finds no blocks of other servers: %s", _failure(error, "list"))
+                    logger.warning("The remote tier finds no blocks of other servers: %s", self._failure(error, "list"))
                 well = False
             await asyncio.sleep(self._config.refresh)
 
@@ -177,6 +185,14 @@ class ObjectStore:
             places = []
         self._index.add(pack, [place for place in places if place.length <= self._record_bytes])
 
+    def _failure(self, error: Exception, what: str) -> StoreError:
+        """Return an error without the details, which may hold addresses that are signed."""
+        hint = next(hint for kinds, hint in _WAYS_OUT.items() if isinstance(error, kinds))
+        if any(word in str(error) for word in _ABSENT):
+            hint = _NO_PLACE
+        where = self._config.url.partition("?")[0]
+        return StoreError(f"the object store of url={where} did not {what} ({type(error).__name__}): {hint}")
+
 
 def _time(seconds: float) -> str:
     return f"{max(int(seconds * 1000), 0):012x}"
@@ -187,11 +203,6 @@ def _seconds(pack: str) -> float:
         return int(pack.rpartition("/")[2][:12], 16) / 1000
     except ValueError:
         return 0.0
-
-
-def _failure(error: Exception, what: str) -> StoreError:
-    """Return an error without the details, which may hold addresses that are signed."""
-    return StoreError(f"the object store did not {what} ({type(error).__name__})")
 
 
 def _open(config: RemoteConfig) -> Any:
@@ -215,5 +226,8 @@ def _open(config: RemoteConfig) -> Any:
             options["credential_provider"] = Boto3CredentialProvider()
         return from_url(config.url, **options)
     except (BaseError, ValueError, TypeError, OSError) as error:
-        msg = f"the object store of the remote tier cannot be opened: {error}"
+        reason, _, _ = str(error).partition("\n")  # what follows is for obstore's developers
+        hint = ": set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY" if "Account must be" in reason else ""
+        where = config.url.partition("?")[0]
+        msg = f"the object store of the remote tier (url={where}) cannot be opened: {reason}{hint}"
         raise OptionError(msg) from None

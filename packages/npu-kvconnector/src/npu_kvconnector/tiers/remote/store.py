@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from npu_kvconnector.errors import OptionError
@@ -55,8 +56,14 @@ def open_store(config: RemoteConfig, realm: bytes, record_bytes: int) -> Store:
     """Return the store of the url, for records of at most ``record_bytes`` of this realm (its 16 bytes).
 
     Raises:
-        OptionError: the client library is not installed, or refuses the options.
+        OptionError: the client library is not installed, refuses the options, or a file that they name cannot be read.
     """
+    if config.ca_file is not None:
+        try:
+            Path(config.ca_file).read_bytes()
+        except OSError as error:
+            msg = f"ca_file={config.ca_file} cannot be read: {error.strerror}; name a file of certificates in PEM"
+            raise OptionError(msg) from error
     try:
         if config.is_key_value:
             from npu_kvconnector.tiers.remote.valkey_store import ValkeyStore

@@ -9,6 +9,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 from pathlib import Path
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import valkey.asyncio
-from valkey.exceptions import ResponseError, ValkeyError
+from valkey.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    ValkeyError,
+)
+from vllm.logger import init_logger
 
 from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.tiers.remote.config import KEY_VALUE_SCHEMES, password_of_valkey
@@ -33,6 +42,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ValkeyStore"]
 
+logger = init_logger("vllm.npu_kvconnector")
+
+_WAYS_OUT: dict[type[Exception], str] = {
+    AuthenticationError: "set VALKEYCLI_AUTH to the server's password, and name its user in url where it has one",
+    NoPermissionError: "let its user run EXISTS, MGET, SET and UNLINK on keys npukv:*",
+    OutOfMemoryError: "the server is full: set its maxmemory-policy to allkeys-lru",
+    ReadOnlyError: "the server is a replica: name the primary in url",
+    ResponseError: "see whether the server has the database that url names",
+    ValkeyError: "see whether the server is up, and whether it speaks TLS (valkeys://) or not (valkey://)",
+}
 _REPLY_BYTES = 8 * 2**20
 """Of a reply, about: several blocks are asked for together, and read while others are on their way."""
 
@@ -51,9 +70,12 @@ class ValkeyStore:
         self._milliseconds = None if config.ttl is None else max(int(config.ttl * 1000), 1)
         self._hedge = Hedge(enabled=config.hedge)
         self._client = _open(config)
+        self._url, self._deadline = config.url.partition("?")[0], config.deadline
+        self._greeting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Do nothing: connections are made as they are needed."""
+        """Begin to see whether the server answers, which nobody waits for."""
+        self._greeting = asyncio.create_task(self._greet())
 
     async def find(self, names: Sequence[bytes]) -> list[bool]:
         """Ask for all names in one round trip."""
@@ -91,7 +113,22 @@ class ValkeyStore:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._greeting is not None:
+            self._greeting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._greeting
         await self._client.aclose()
+
+    async def _greet(self) -> None:
+        """Say at once what is wrong; later it is told when the tier leaves the server alone."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self.find([b""])
+        except StoreError as error:
+            logger.warning("The remote tier starts without its store: %s", error)
+        except TimeoutError:
+            hint = _WAYS_OUT[ValkeyError]
+            logger.warning("The remote tier starts without its store: no answer of url=%s: %s", self._url, hint)
 
     async def _save(self, records: Sequence[Record]) -> None:
         parts = [part for record in records for part in self._command(record)]
@@ -148,7 +185,8 @@ class ValkeyStore:
         # The last three: its client lets a reply that is none through to Python's own errors.
         except (ValkeyError, OSError, ValueError, TypeError, RecursionError) as error:
             # Not its text: a server may repeat what it was sent.
-            msg = f"Valkey did not {what} ({type(error).__name__})"
+            hint = next((hint for kind, hint in _WAYS_OUT.items() if isinstance(error, kind)), "see whether it is up")
+            msg = f"Valkey at url={self._url} did not {what} ({type(error).__name__}): {hint}"
             raise StoreError(msg) from None
 
 
