@@ -345,9 +345,10 @@ def test_a_process_ends_whose_start_hung(hung: HungFile, tmp_path: Path) -> None
 WRITES = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_durable_hung import stored_before
-stored_before(Path(sys.argv[1]), 3)
+from npu_kvconnector.tiers.durable.store import DurableStore
+store = DurableStore(Path(sys.argv[1]), quota=16 * 2**20, block_bytes=4096)
+store.put(bytes.fromhex(sys.argv[2]), bytes(16), memoryview(bytes(4096)))
+store.close()
 """
 
 
@@ -363,7 +364,8 @@ def test_who_reads_follows_the_writer_and_no_question_waits_for_the_disk(
     monkeypatch.setattr(reader, "newest_index", disk.slow(reader.newest_index))
     engine.steps_until(lambda: disk.hanging > 0)
     os.close(lock)
-    command = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(os.path.dirname(__file__))]  # noqa: PTH120
+    name = engine.tier._realm.name(key_of(3)).hex()
+    command = [sys.executable, "-c", WRITES, str(tmp_path / "store"), name]
     subprocess.run(command, timeout=120, check=True)  # makes a new index
     began = time.monotonic()
     assert engine.finds(1)
