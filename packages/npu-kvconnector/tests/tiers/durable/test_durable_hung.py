@@ -64,7 +64,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
     for name in ("write_at", "read_at"):
         monkeypatch.setattr(segments, name, disk.slow(getattr(segments, name)))
-    monkeypatch.setattr(DurableTierManager, "silent_seconds", 0.5)
     yield disk
     disk.answers.set()
 
@@ -80,6 +79,7 @@ class Engine:
         options = {"type": "durable", "bytes": "16MiB", "revision": "r", "path": str(folder)}
         self.tier = SecondaryTierFactory.create_secondary_tier(options, memoryview(self.memory), spec)
         assert isinstance(self.tier, DurableTierManager)
+        self.tier.silent_seconds = 0.5  # from now on: beside other tests a start may take longer
         self.guard = GuardedTier(self.tier, QUICK, label="1:durable", num_chunks=CHUNKS, blocks_per_chunk=1)
         self.request = ReqContext(req_id="request")
         self._jobs = 0
@@ -243,8 +243,9 @@ def stored_before(folder: Path, *numbers: int) -> None:
 
 
 @pytest.fixture
-def hung(disk: Disk, tmp_path: Path) -> HungFile:
+def hung(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HungFile:
     stored_before(tmp_path / "store", 1, 2)
+    monkeypatch.setattr(DurableTierManager, "silent_seconds", 0.5)
     return HungFile(tmp_path / "store")
 
 
