@@ -35,7 +35,7 @@ AS_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], r
 def run_program(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a program with further environment variables, which vLLM and the device read when they are used."""
     with _MAKING:
-        server = _server(_early(environ))
+        server = _server(_early(os.environ | environ))
     return server.run(program, *arguments, environ=os.environ | PASSIVE | environ, timeout=500)
 
 
@@ -58,5 +58,6 @@ def _early(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 @cache
 def _server(early: tuple[tuple[str, str], ...]) -> ForkServer:
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))  # where KNOWN is
-    environ = os.environ | PASSIVE | {"PYTHONPATH": path} | dict(early)
+    inherited = {name: value for name, value in os.environ.items() if name not in READ_AT_IMPORT}
+    environ = inherited | PASSIVE | {"PYTHONPATH": path} | dict(early)
     return ForkServer(*IMPORTS, *SERVING, *KNOWN, environ=environ, name=f"vllm {early}")
