@@ -8,6 +8,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -98,6 +100,11 @@ PyObject* launch(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   const auto entry = reinterpret_cast<Entry>(PyLong_AsVoidPtr(given[kEntry]));
   if (PyErr_Occurred()) return nullptr;
   if (x <= 0 || y <= 0 || z <= 0) Py_RETURN_NONE;
+  long programs;
+  if (std::max({x, y, z}) > INT_MAX || __builtin_mul_overflow(x, y, &programs) || __builtin_mul_overflow(programs, z, &programs)) {
+    return PyErr_Format(signature.error.ptr(), "A Triton kernel's grid of %ld x %ld x %ld programs is too large: %s", x, y, z,
+                        "an axis has at most 2147483647 (let each program do more).");
+  }
   c10::SmallVector<int64_t, 64> words(signature.kinds.size());
   for (size_t i = 0; i < words.size(); i++) {
     if (!put_argument(signature, signature.kinds[i], given[kArguments + signature.places[i]], &words[i])) return nullptr;

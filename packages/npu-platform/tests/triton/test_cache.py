@@ -81,6 +81,30 @@ def test_without_a_compiler_what_is_in_the_cache_runs_and_one_sentence_says_what
     )
 
 
+def test_a_variable_by_which_triton_would_keep_no_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    refused = _run(tmp_path, {"TRITON_STORE_BINARY_ONLY": "1"})
+    assert refused.stderr.strip().endswith("and no kernel of npu: unset it.")
+    assert _run(tmp_path, {}).returncode == 0, "nothing of it is in the cache"
+
+
+def test_a_stage_that_is_dumped_can_override_and_others_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(KERNEL.replace("assert out.eq(7).all()", "print(out.unique().tolist())"))
+    dumps = {"TRITON_DUMP_DIR": str(tmp_path / "dump"), "TRITON_ALWAYS_COMPILE": "1"}
+    assert _run(tmp_path, dumps | {"TRITON_KERNEL_DUMP": "1"}).stdout.split() == ["[7.0]"]
+    (ttir,) = (tmp_path / "dump").glob("*/fill.ttir")
+    assert sorted(path.suffix for path in ttir.parent.iterdir()) == [".cpp", ".so", ".ttir"]
+    overriding = {"TRITON_OVERRIDE_DIR": str(tmp_path / "dump"), "TRITON_KERNEL_OVERRIDE": "1"} | dumps
+    assert _run(tmp_path, overriding).stderr.strip().endswith("override the stage ttir.")
+    for name in ("fill.cpp", "fill.so"):
+        (ttir.parent / name).unlink()
+    text = ttir.read_text()
+    twice, count = re.subn(r"= tt.splat %value\b", "= arith.constant dense<5.0> : tensor<64xf32> //", text)
+    assert count == 1, text
+    ttir.write_text(twice)
+    assert _run(tmp_path, overriding).stdout.split()[-1] == "[5.0]"
+
+
 def test_an_empty_cache_and_no_compiler_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert availability.missing() is None
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -6,8 +6,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gluon_language
 
-from npu_platform.errors import KernelLaunchError
+from npu_platform.errors import KernelLaunchError, UnsupportedFeatureError
 
 
 @triton.jit(noinline=True)
@@ -116,15 +118,51 @@ def says_kernel(x, B: tl.constexpr):
 
 def test_prints_and_assertions(capfd):
     says_kernel[(2,)](torch.tensor([0, 2], dtype=torch.int32, device="npu"), 2, debug=True)
-    import ctypes
-
-    ctypes.CDLL(None).fflush(None)
     printed = capfd.readouterr().out
     assert "pid (1, 0, 0) idx (1)" in printed
     assert 'a 100% "quoted" value: 2' in printed
     with pytest.raises(KernelLaunchError, match="too large"):
         says_kernel[(2,)](torch.tensor([0, 3], dtype=torch.int32, device="npu"), 2, debug=True)
     says_kernel[(2,)](torch.tensor([0, 1], dtype=torch.int32, device="npu"), 2, debug=True)
+
+
+@triton.jit
+def lists_kernel(x, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.device_print("of ", tl.load(x + i), n)
+
+
+def test_what_a_program_prints_stands_together_and_is_there_when_the_launch_is_done(capfd):
+    lists_kernel[(32,)](torch.arange(32 * 1024, device="npu"), 7, 1024)
+    torch.npu.synchronize()
+    lines = capfd.readouterr().out.splitlines()
+    programs = [lines[begin : begin + 1025] for begin in range(0, len(lines), 1025)]
+    expected = [
+        [f"pid ({p}, 0, 0) idx ({i:4}) of: (operand 0) {1024 * p + i}" for i in range(1024)]
+        + [f"pid ({p}, 0, 0) idx () of: (operand 1) 7"]
+        for p in range(32)
+    ]
+    assert sorted(programs) == sorted(expected)
+
+
+@triton.jit
+def returning_kernel(x):
+    return tl.load(x)
+
+
+def test_a_kernel_that_returns_a_value_is_refused():
+    with pytest.raises(UnsupportedFeatureError, match="returning_kernel returns a value, which nobody gets: store it"):
+        returning_kernel[(1,)](torch.zeros(1, device="npu"))
+
+
+@gluon.jit
+def gluon_kernel(x):
+    gluon_language.store(x, 1.0)
+
+
+def test_gluon_is_refused_by_name():
+    with pytest.raises(UnsupportedFeatureError, match=r"Gluon .* write the kernel in triton\.language"):
+        gluon_kernel[(1,)](torch.zeros(1, device="npu"))
 
 
 @triton.jit

@@ -82,6 +82,14 @@ def test_tensors_of_the_host_are_refused_and_empty_grids_are_nothing():
     assert not out.any()
 
 
+def test_grids_that_no_number_of_a_kernel_can_count_are_refused():
+    x, out = torch.ones(100, device="npu"), torch.zeros(100, device="npu")
+    for grid in ((2**32 + 1,), (1, 2**31), (2**31 - 1, 2**31 - 1, 2**31 - 1)):
+        with pytest.raises(KernelLaunchError, match="let each program do more"):
+            scale_kernel[grid](x, out, 100, 2.0, B=64)
+    assert not out.any()
+
+
 def test_numbers_do_not_compile_a_kernel_again():
     x, out = torch.ones(512, device="npu"), torch.zeros(512, device="npu")
     keys = {scale_kernel[(1,)](x[begin:], out, n, 2.0, B=64).hash for begin, n in ((0, 64), (1, 50), (4, 480))}

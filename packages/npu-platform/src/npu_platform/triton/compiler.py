@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
+from triton import knobs
 from triton.backends.compiler import BaseBackend, GPUTarget
+
+from npu_platform.errors import KernelCompilationError, UnsupportedFeatureError
 
 _IGNORED = ("fpsan_homomorphic_casts",)  # of some versions; what they ask for is a GPU's matter
 
@@ -107,8 +110,22 @@ class NPUBackend(BaseBackend):
         return []
 
     def add_stages(self, stages: dict[str, Any], options: NPUOptions, language: Any = None) -> None:
-        """Name the stages; each is also a text or a file in ``kernel.asm``."""
-        del language
+        """Name the stages; each is also a text or a file in ``kernel.asm``.
+
+        Raises UnsupportedFeatureError for Gluon, KernelCompilationError where Triton would not keep what comes out.
+        """
+        if getattr(language, "name", "") == "GLUON":
+            msg = (
+                "Gluon tells which thread of a GPU has which element, and does not run on npu: write the kernel in "
+                "triton.language."
+            )
+            raise UnsupportedFeatureError(msg)
+        if knobs.compilation.store_binary_only:
+            msg = (
+                "TRITON_STORE_BINARY_ONLY lets Triton keep binaries of NVIDIA's and AMD's GPUs alone, and no kernel of "
+                "npu: unset it."
+            )
+            raise KernelCompilationError(msg)
         stages["ttir"] = _ttir
         stages["cpp"] = _cpp
         stages["so"] = lambda source, metadata: _so(source, metadata, options)
@@ -144,7 +161,13 @@ def _cpp(module: Any, metadata: dict[str, Any]) -> str:
     return generate(module.str_nodebug())
 
 
-def _so(source: str, metadata: dict[str, Any], options: NPUOptions) -> bytes:
+def _so(source: str | None, metadata: dict[str, Any], options: NPUOptions) -> bytes:
     from npu_platform.triton import build
 
+    if source is None:  # Triton's own reader knows the stages of GPUs
+        msg = (
+            f"A file is to override {metadata['name']}.cpp (TRITON_KERNEL_OVERRIDE, ir_override), and Triton reads "
+            "back no stage of npu but ttir: override the stage ttir."
+        )
+        raise KernelCompilationError(msg)
     return build.compile_library(source, metadata["name"], fused=options.enable_fp_fusion)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.triton.codegen.analysis import steps
 from npu_platform.triton.codegen.values import DEAR, Index, Storage, Value
 from npu_platform.triton.codegen.writer import Writer
@@ -117,6 +118,9 @@ def call(writer: Writer, operation: Operation) -> None:
 def leave(writer: Writer, operation: Operation) -> None:
     """Write the end of a function, with its results."""
     values = writer.operands(operation)
+    if values and writer.function.is_kernel:
+        msg = f"The Triton kernel {writer.function.name} returns a value, which nobody gets: store it."
+        raise UnsupportedFeatureError(msg)
     for number, value in enumerate(values):
         kind = value.type
         if kind.shape:

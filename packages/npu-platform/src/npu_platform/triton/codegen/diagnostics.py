@@ -27,8 +27,11 @@ def assume(_writer: Writer, _operation: Operation) -> None:
 
 
 def print_values(writer: Writer, operation: Operation) -> None:
-    """Write the printing of a line an element, with the program and the element's place, as Triton does on GPUs."""
-    writer.close()
+    """Write the printing of a line an element, with the program and the element's place, as Triton does on GPUs.
+
+    No other program's line comes between, and all is there at once: a process may end as forks do, without C's buffers.
+    """
+    writer.emit("flockfile(stdout);")
     prefix = c_string(operation.strings[0].replace("%", "%%"))
     values = writer.operands(operation)
     as_hex = operation.attributes.get("hex", "false")
@@ -37,7 +40,9 @@ def print_values(writer: Writer, operation: Operation) -> None:
         writer.emit(f'{_PROGRAM} printf({prefix}); printf("\\n");')
     for number, value in enumerate(values):
         is_signed = "false" if number < len(signed) and signed[number] == "0" else "true"
-        _print_elements(writer, value, f"printf({prefix});", f"{as_hex}, {is_signed}, sizeof({value.type.c})")
+        which = f' printf("(operand {number}) ");' if len(values) > 1 else ""
+        _print_elements(writer, value, f"printf({prefix});{which}", f"{as_hex}, {is_signed}, sizeof({value.type.c})")
+    writer.emit("fflush(stdout); funlockfile(stdout);")
 
 
 _PROGRAM = 'printf("pid (%d, %d, %d) ", program.x, program.y, program.z);'
@@ -48,9 +53,10 @@ def _print_elements(writer: Writer, value: Value, prefix: str, form: str) -> Non
     as_printed = "const void*" if kind.is_pointer else "double" if kind.is_float else "long long"
 
     def write(index: Index) -> str:
-        places = f"idx ({', '.join(['%d'] * len(index))})"
-        shown = f'printf("{places}", {", ".join(f"int({place})" for place in index)});' if index else ""
-        return f"{_PROGRAM} {shown} {prefix} print_value(({as_printed})({writer.read(value, index)}), {form});"
+        widths = ", ".join(f"%{len(str(size - 1))}d" for size in kind.shape)
+        places = "".join(f", int({place})" for place in index)
+        place = f'printf("idx ({widths})"{places});'
+        return f"{_PROGRAM} {place} {prefix} print_value(({as_printed})({writer.read(value, index)}), {form});"
 
     writer.statement(kind.shape, write, "store")
     writer.close(in_order=True)
