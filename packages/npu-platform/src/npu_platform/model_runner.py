@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelR
 
 from npu_platform import compat
 from npu_platform.config import NPUConfig
+from npu_platform.dummy_kernels import LINEAR, of_dummy_run
 from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.capturing import progress_bar, without_collections
 from npu_platform.graphs.drafting import NPUDraftModelProposer, NPUEagleProposer
@@ -37,7 +38,6 @@ class NPUAsyncOutput(AsyncGPUModelRunnerOutput):
     __init__ = compat.with_npu_streams(AsyncGPUModelRunnerOutput.__init__)
 
 
-_LINEAR = ("npu_ops::linear", "aten::linear")
 _SAMPLING = ("npu_ops::top_k_top_p", "npu_ops::random_sample", "npu_ops::argmax")
 
 
@@ -136,14 +136,12 @@ class NPUModelRunner(GPUModelRunner):
             # Between the steps of requests, as beside replicas that are paused. vLLM tells a graph's decodes by the
             # prompts of the requests that wait, and the graph would write states where the last decodes had theirs.
             kwargs.setdefault("cudagraph_runtime_mode", CUDAGraphMode.NONE)
-        # The memory profile and the warm-up want the allocations of a batch. Their time is that of the linear layers;
-        # vLLM itself expects any values in what comes out. A graph has launches of kernels that are skipped, but not
-        # the ops of PyTorch.
-        with torch.npu.skip_kernels(*(_LINEAR[:1] if kwargs.get("is_graph_capturing") else _LINEAR)):
+        options = {name: kwargs[name] for name in ("is_graph_capturing", "is_profile") if name in kwargs}
+        with of_dummy_run(**options):
             return super()._dummy_run(*args, **kwargs)
 
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        with torch.npu.skip_kernels(*_LINEAR, *_SAMPLING):
+        with torch.npu.skip_kernels(*LINEAR, *_SAMPLING):
             return super()._dummy_sampler_run(hidden_states)
 
     def _freeze_gc(self) -> contextlib.AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu.eplb_utils import step_eplb_after
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from npu_platform import compat
+from npu_platform.dummy_kernels import LINEAR, launches_alone, of_dummy_run
 from npu_platform.features import refuse_states_without_kernels
 from npu_platform.graphs.capturing import without_collections
 from npu_platform.graphs.wrapper import count_graphs
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger("vllm.npu_platform.v2.model_runner")
-
-_LINEAR = ("npu_ops::linear", "aten::linear")
 
 
 class NPUModelRunnerV2(GPUModelRunner):
@@ -100,7 +99,7 @@ class NPUModelRunnerV2(GPUModelRunner):
     def capture_model(self, **kwargs: Any) -> int:
         """Capture the decode graphs; return the bytes that they hold."""
         before = time.perf_counter()
-        with torch.npu.skip_kernels(_LINEAR[0]):  # as in a dummy run; a graph has their launches all the same
+        with launches_alone(recorded=True):
             held = self._capture_model(**kwargs)
         graphs = count_graphs(self.vllm_config) + len(self.cudagraph_manager.graphs)
         logger.info(
@@ -109,13 +108,11 @@ class NPUModelRunnerV2(GPUModelRunner):
         return held
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        # The memory profile and the warm-up want the allocations of a batch. Their time is that of the linear layers;
-        # vLLM itself expects any values in what comes out.
-        with torch.npu.skip_kernels(*_LINEAR):
+        with of_dummy_run(is_profile=kwargs.get("is_profile", False)):
             return super()._dummy_run(*args, **kwargs)
 
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> None:
-        with torch.npu.skip_kernels(*_LINEAR):
+        with torch.npu.skip_kernels(*LINEAR):
             super()._dummy_sampler_run(hidden_states)
 
     def _init_kv_zero_meta(self) -> None:
