@@ -90,6 +90,20 @@ def test_a_head_for_gated_delta_nets(
         drafters.assert_drafted(target, head, prompt, output, DRAFTS)
 
 
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_head_reads_on_where_a_part_of_a_prompt_ends(
+    runner: str, targets: dict[str, Path], head: drafters.Drafter, tmp_path: Path
+) -> None:
+    """The prompts of 40 and of 300 tokens are computed in parts; what the head keeps of their ends tells in its drafts."""
+    mtp = {"method": "mtp", "num_speculative_tokens": DRAFTS} | ALL_ACCEPTED
+    parts = {"max_num_batched_tokens": 32, "enable_prefix_caching": False}
+    engine = drafters.ENGINE | parts | {"model": str(targets["qwen3_next"]), "speculative_config": mtp}
+    scenario = {"engine": engine, "rounds": [{"prompts": PROMPTS, "sampling": GREEDY}]}
+    (run,) = run_scenarios(tmp_path, [scenario], {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "V2"))})
+    for prompt, output in zip(PROMPTS, run.tokens(0), strict=True):
+        drafters.assert_drafted(targets["qwen3_next"], head, prompt, output, DRAFTS)
+
+
 @dataclass(frozen=True)
 class Talks:
     """What engines with drafts and a prefix cache are asked, after what they draft, and what plain ones said to it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
 from vllm.config import CompilationMode, CUDAGraphMode
@@ -37,6 +38,22 @@ class _Recorded(NamedTuple):
     requests: int
 
 
+class _AtParts:
+    """The runner's batch, of whose requests in the middle of their prompts the tokens end with the next one.
+
+    vLLM takes the last of all tokens, a prompt's last, and a head that is given it there drafts worse.
+    """
+
+    def __init__(self, batch: Any, runner: Any) -> None:
+        self._batch = batch
+        in_part = runner.discard_request_mask.np[: batch.num_reqs]
+        ends = runner.optimistic_seq_lens_cpu[: batch.num_reqs].numpy() + 1
+        self.num_tokens_no_spec = np.where(in_part, ends, batch.num_tokens_no_spec[: batch.num_reqs])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+
 class _DraftGraphs(NPUGraphWrapper, BreakableCUDAGraphWrapper):
     """A drafter's model; replays a pass where attention reads what its graph does.
 
@@ -61,6 +78,13 @@ class _Graphed(SpecDecodeBaseProposer):
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None) -> None:
         super().__init__(vllm_config, device, runner=runner)
         self._runner = runner
+
+    def prepare_next_token_ids_padded(
+        self, sampled_token_ids: torch.Tensor, requests: Any, gpu_input_batch: Any, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens that drafts go on from: as vLLM does, but after a part of a prompt the token after it."""
+        batch = _AtParts(gpu_input_batch, self._runner)
+        return super().prepare_next_token_ids_padded(sampled_token_ids, requests, batch, *args, **kwargs)
 
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
