@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 17, 27, 28, 33, 44, 64, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 27, 28, 33, 44, 64, 100])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 257), (66, 103), (9, 42), (5, 1), (1, 40), (200, 520)])
 def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
     x, w = torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)
@@ -26,7 +26,7 @@ def test_many_rows(ops, equals_product, isa, rows, n, k):
         ops._choose_linear(w, n, k, 0, 0)
 
 
-@pytest.mark.parametrize("rows", [3, 6, 7, 8])
+@pytest.mark.parametrize("rows", [3, 6, 7, 8, 11, 15])
 @pytest.mark.parametrize("k", [2048, 3100, 6200])
 def test_few_rows_that_l1_does_not_hold(ops, equals_product, isa, rows, k):
     x, w = torch.randn(rows, k).bfloat16(), torch.randn(100, k).bfloat16()
