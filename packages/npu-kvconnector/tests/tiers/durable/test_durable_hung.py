@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ import npu_kvconnector.spec  # noqa: F401  # registers the tier
 from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.errors import StoreError
 from npu_kvconnector.tiers.breaker import BreakerState
-from npu_kvconnector.tiers.durable import manager, reader, segments
+from npu_kvconnector.tiers.durable import manager, reader, segments, store
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
 from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
 from npu_kvconnector.tiers.guard import GuardedTier
@@ -285,6 +286,38 @@ def test_a_start_goes_on_without_the_tier_which_is_used_once_the_disk_answers(
     engine.submit(6)
     engine.steps_until(lambda: engine.finds(6))
     assert "the durable tier is used now" in said[-1]
+    engine.tier.shutdown()
+
+
+@pytest.mark.parametrize("call", ["make_folder", "write_whole"])
+def test_a_start_on_a_full_disk_goes_on_without_the_tier_until_there_is_room(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = threading.Event()
+    real = getattr(store, call)
+
+    def with_room(*arguments: Any, **more: Any) -> Any:
+        if not room.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(store, call, with_room)
+    monkeypatch.setattr(manager, "_TRY_AGAIN", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(manager.logger, "warning", lambda text, *values: said.append(text % values))
+    engine = Engine(tmp_path / "store")
+    assert not engine.finds(1)
+    engine.steps_until(lambda: bool(said))
+    time.sleep(0.3)  # several times
+    assert len(said) == 1
+    assert "tries again" in said[0]
+    assert "make room on that disk" in said[0]
+    room.set()
+    engine.steps_until(lambda: len(said) > 1)
+    assert "the durable tier is used now" in said[1]
+    engine.steps_until(engine.guard.stores.allows)
+    engine.submit(1)
+    engine.steps_until(lambda: engine.finds(1))
     engine.tier.shutdown()
 
 

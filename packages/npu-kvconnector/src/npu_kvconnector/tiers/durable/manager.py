@@ -6,7 +6,8 @@ into the host tier. Where another process writes the store, this one reads it, a
 
 Note [A start on a disk that hangs]. The store is opened in the thread that stores, for which a start waits for
 `silent_seconds`. After that the server starts without the tier: nothing is found, and stores fail, which opens the
-guard's breaker. The thread goes on, whatever it takes, and tries again where the store cannot be opened.
+guard's breaker. The thread goes on, whatever it takes, and tries again where the store cannot be opened. A disk without
+room, which others may have filled, is taken likewise, at once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
 from npu_kvconnector.tiers.durable.reader import LOOK_AGAIN, StoreReader
-from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, lock_store
+from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, StoreFullError, lock_store
 from npu_kvconnector.tiers.durable.threads import DaemonPool
 from npu_kvconnector.tiers.priority import step_back
 from npu_kvconnector.tiers.sealed import SealedTier
@@ -423,13 +424,18 @@ class DurableTierManager(SealedTier):
 
     def _open_at_last(self, first: concurrent.futures.Future[None]) -> None:
         """Open the store; where nobody waits for that any more, try again until it works."""
+        said = ""
         while not self._is_shut:
             try:
                 self._store = self._open()
             except Exception as error:  # noqa: BLE001  # told to who waits
-                if _tell(first, error):
+                if isinstance(error, StoreFullError):
+                    _tell(first)  # the server starts without it
+                elif _tell(first, error):
                     return
-                logger.warning("The durable tier cannot open its store, and tries again: %s", error)
+                if str(error) != said:
+                    logger.warning("The durable tier cannot open its store, and tries again: %s", error)
+                said = str(error)
                 self._ends.wait(_TRY_AGAIN)
             else:
                 if not _tell(first):

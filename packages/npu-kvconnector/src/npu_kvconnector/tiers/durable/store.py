@@ -66,6 +66,10 @@ class Record(NamedTuple):
     """When the caller was given the block, by ``time.monotonic()``; -inf: now."""
 
 
+class StoreFullError(StoreError):
+    """The disk has no room, which it may have again: others fill it, too."""
+
+
 class StoreBusyError(StoreError):
     """Another process writes the store."""
 
@@ -89,7 +93,7 @@ def lock_store(folder: Path) -> int:
     except OSError as error:
         hint = _way_out(error) or "; name a folder that this user may write"
         msg = f"path={folder} cannot be used: {error.strerror or error}{hint}"
-        raise OptionError(msg) from error
+        raise (StoreFullError if _is_full(error) else OptionError)(msg) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -125,6 +129,7 @@ class DurableStore(StoreReader):
         Raises:
             OptionError: the folder or the quota cannot be used.
             StoreBusyError: another process writes the store.
+            StoreFullError: its disk has no room.
             StoreError: it cannot be brought in order.
         """
         self.evicted = self.stored = self.lost = 0
@@ -147,7 +152,7 @@ class DurableStore(StoreReader):
         except (OSError, lmdb.Error) as error:
             os.close(self._lock_descriptor)
             msg = f"the store in {folder} cannot be opened: {error}{_way_out(error)}"
-            raise StoreError(msg) from error
+            raise (StoreFullError if _is_full(error) else StoreError)(msg) from error
         except BaseException:
             os.close(self._lock_descriptor)
             raise
@@ -532,10 +537,15 @@ def _header(record: Record) -> Header:
     return Header(0, 0, record.realm, record.name, size, *stored)
 
 
+def _is_full(error: Exception) -> bool:
+    """Say whether the disk, or this user's part of it, has no room; LMDB has an error of its own for that."""
+    return isinstance(error, lmdb.DiskError) or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}
+
+
 def _way_out(error: Exception) -> str:
     """Return what to do about an error of the system, to be said behind it."""
     number = error.errno if isinstance(error, OSError) else None
-    if number in {errno.ENOSPC, errno.EDQUOT}:
+    if _is_full(error):
         return "; make room on that disk, or name a path on another one"
     if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return "; let the user of the server write there, or name another path"
