@@ -23,13 +23,45 @@ constexpr int64_t kEightElements = 4;  // of a row of x in a vector
 NPU_INLINE int64_t eight_size(int64_t k) { return ceil_div(k, kEightElements) * W; }
 NPU_INLINE int64_t eights_size(int64_t rows, int64_t k) { return ceil_div(rows, kEight) * eight_size(k); }
 
+// Eight rows of eight parts of four elements each become eight parts of eight rows.
+NPU_INLINE void turn_parts(__m512i (&v)[kEight]) {
+  __m512i pairs[kEight], fours[kEight];
+#pragma GCC unroll 4
+  for (int i = 0; i < kEight; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi64(v[i], v[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi64(v[i], v[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; ++odd)
+#pragma GCC unroll 2
+    for (int i = 0; i < kEight; i += 4) {
+      fours[i + odd] = _mm512_shuffle_i64x2(pairs[i + odd], pairs[i + odd + 2], 0x88);
+      fours[i + odd + 2] = _mm512_shuffle_i64x2(pairs[i + odd], pairs[i + odd + 2], 0xdd);
+    }
+#pragma GCC unroll 4
+  for (int i = 0; i < kEight / 2; ++i) {
+    v[i] = _mm512_shuffle_i64x2(fours[i], fours[i + 4], 0x88);
+    v[i + 4] = _mm512_shuffle_i64x2(fours[i], fours[i + 4], 0xdd);
+  }
+}
+
 // [k / 4][8 rows][4]; rows past `rows` and what is past k are zero. `row(i)` gives a row's address.
 template <class Row>
 inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
+  constexpr int64_t kParts = kEight * kEightElements;
+  int64_t whole = 0;
+  for (; whole + kParts <= k; whole += kParts) {
+    __m512i v[kEight];
+#pragma GCC unroll 8
+    for (int m = 0; m < kEight; ++m) v[m] = m < rows ? load_raw<__m512i>(row(m) + whole) : _mm512_setzero_si512();
+    turn_parts(v);
+#pragma GCC unroll 8
+    for (int i = 0; i < kEight; ++i) memcpy(packed + (whole / kEightElements + i) * W, &v[i], sizeof v[i]);
+  }
   bf16* to = reinterpret_cast<bf16*>(packed);
   for (int64_t m = 0; m < kEight; ++m) {
     const bf16* from = m < rows ? row(m) : nullptr;
-    for (int64_t j = 0; j < k; j += kEightElements) {
+    for (int64_t j = whole; j < k; j += kEightElements) {
       bf16 part[kEightElements] = {};
       if (from) memcpy(part, from + j, sizeof(bf16) * lesser(kEightElements, k - j));
       memcpy(to + j * kEight + m * kEightElements, part, sizeof part);
