@@ -14,7 +14,10 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadPolicy, ReqContext, make_offload_key
 
 from npu_kvconnector.errors import OptionError
-from tests.support.remote_tier import BLOCK, block_of, key_of
+from npu_kvconnector.tiers.tcp.client import Peer
+from npu_kvconnector.tiers.tcp.messages import MOST_ASKED
+from npu_kvconnector.tiers.tcp.server import _MOST_ANSWERS
+from tests.support.remote_tier import BLOCK, CHUNKS, block_of, key_of
 from tests.support.server import until
 from tests.support.signals import stop
 from tests.support.stores import free_port
@@ -72,6 +75,29 @@ def test_many_parts_at_once_are_put_together_right(serve: Serve, monkeypatch: py
     prefill, decode = serve(), serve({"pending_bytes": 6 * BLOCK})
     numbers = range(64)
     assert decode.fetch(prefill.compute(*numbers), *numbers) == ([True] * 64, [block_of(n) for n in numbers])
+
+
+def test_no_more_is_asked_for_at_once_than_the_peer_has_room_to_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most = 0, 0
+
+    async def get(self: Peer, transfer: str, names: list[bytes]) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await real(self, transfer, names)
+        finally:
+            under_way -= 1
+
+    real = Peer.get
+    monkeypatch.setattr(Peer, "get", get)
+    monkeypatch.setattr("npu_kvconnector.tiers.tcp.exchange._PART_BYTES", BLOCK)
+    prefill, decode = serve(), serve({"pending_bytes": 1000 * BLOCK})
+    numbers = range(CHUNKS)
+    assert decode.fetch(prefill.compute(*numbers), *numbers)[1] == [block_of(n) for n in numbers]
+    assert CHUNKS > most == MOST_ASKED < _MOST_ANSWERS / 2
 
 
 def test_other_requests_have_nothing_to_do_with_it(serve: Serve) -> None:

@@ -19,6 +19,7 @@ from npu_kvconnector.errors import IntegrityError, OptionError, StoreError
 from npu_kvconnector.p2p.channel import ChannelKeys
 from npu_kvconnector.tiers.remote.store import all_of
 from npu_kvconnector.tiers.tcp.client import Peer
+from npu_kvconnector.tiers.tcp.messages import MOST_ASKED
 from npu_kvconnector.tiers.tcp.outbox import Outbox
 from npu_kvconnector.tiers.tcp.probe import Probes
 from npu_kvconnector.tiers.tcp.server import BlockServer
@@ -84,7 +85,8 @@ class Exchange:
         self._count = count
         self._wanted: dict[str, set[str]] = {}  # peer -> transfers that requests here still want
         self._part = max(1, _PART_BYTES // block_bytes)
-        self._parts = asyncio.Semaphore(max(1, config.pending_bytes // (self._part * block_bytes)))
+        parts = config.pending_bytes // (self._part * block_bytes)
+        self._parts = asyncio.Semaphore(max(1, min(parts, MOST_ASKED)))
         self._context: zmq.asyncio.Context | None = None
         self._server: BlockServer | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -13,6 +13,7 @@ __all__ = [
     "ANSWERS",
     "HASH_SEED",
     "LONGEST_ASK",
+    "MOST_ASKED",
     "QUESTIONS",
     "VERSION",
     "Blocks",
@@ -30,6 +31,9 @@ VERSION = 3
 
 LONGEST_ASK = 4 << 20
 """Bytes of a question, more than a hundred thousand names."""
+
+MOST_ASKED = 32
+"""Questions for blocks that a server has under way; ZeroMQ drops answers that its queue for a peer has no room for."""
 
 HASH_SEED = "PYTHONHASHSEED"
 

@@ -31,7 +31,7 @@ logger = init_logger("vllm.npu_kvconnector")
 
 _MOST_WAITING = 4096  # questions that wait for blocks to come; further ones are answered with what there is
 _LONGEST_WAIT = 60.0
-_MOST_ANSWERS = 64  # in the queue of one peer; each is of a few MiB at most
+_MOST_ANSWERS = 8 * messages.MOST_ASKED  # in the queue of one peer, where answers about blocks wait behind blocks, too
 _EXPIRY_SECONDS = 1.0
 
 
