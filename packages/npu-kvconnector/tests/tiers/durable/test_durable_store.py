@@ -24,7 +24,7 @@ from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
 from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index
-from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError
+from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -474,10 +474,11 @@ def test_what_is_no_store_is_refused(spoil: Callable[[Path], object], match: str
 
 
 @pytest.mark.parametrize(
-    ("number", "way_out"), [(errno.ENOSPC, "make room on that disk"), (errno.EROFS, "write there")]
+    ("number", "kind", "way_out"),
+    [(errno.ENOSPC, StoreFullError, "make room on that disk"), (errno.EROFS, OptionError, "write there")],
 )
 def test_what_the_system_says_comes_with_a_way_out(
-    number: int, way_out: str, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, kind: type[Exception], way_out: str, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -489,7 +490,7 @@ def test_what_the_system_says_comes_with_a_way_out(
     with pytest.raises(StoreError, match=way_out):
         open_store(folder.with_name("other"))
     monkeypatch.setattr("npu_kvconnector.tiers.durable.store.open_file", fail)
-    with pytest.raises(OptionError, match=f"path=.*{way_out}"):
+    with pytest.raises(kind, match=f"path=.*{way_out}"):
         open_store(folder.with_name("third"))
 
 
