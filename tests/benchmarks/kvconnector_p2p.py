@@ -1,9 +1,10 @@
 """How soon a prompt answers that another server has computed: the part "p2p" of ``tests.benchmarks.kvconnector``.
 
 Two ``vllm serve`` processes on this host, a prefill server and a decode server, with the p2p tier over TCP, and two with
-NixlConnector behind our hardening, where NIXL is installed, all up at once. Each prompt is computed by the prefill server
-first, as the proxy has it done; then the decode server is asked for its first token. Beside that the first pair's is asked
-for prompts of the same lengths that nobody has computed. All in turns, every other one backwards.
+NixlConnector behind our hardening, where NIXL is installed, one pair after the other: NIXL's take processors while nobody
+asks them anything. Each prompt is computed by the prefill server first, as the proxy has it done; then the decode server is
+asked for its first token. Beside that it is asked for prompts of the same lengths that nobody has computed, in turns, every
+other one backwards.
 """
 
 from __future__ import annotations
@@ -58,27 +59,27 @@ def between_servers(
         ways["p2p over TCP"] = over_tcp(secret, (max(lengths) + 4096) * token_bytes)
     if "nixl" in contestants and importlib.util.find_spec("nixl"):
         ways["NIXL"] = over_nixl(secret)
-    turns = [COMPUTED, *ways]
-    found: dict[str, dict[int, list[float]]] = {name: {length: [] for length in lengths} for name in turns}
-    with contextlib.ExitStack() as stack:
-        pairs = {
-            name: stack.enter_context(
-                servers(folder / f"pair-{number}", model, token_bytes, max(lengths), settings, environs)
-            )
-            for number, (name, (settings, environs)) in enumerate(ways.items())
-        }
-        for pair in pairs.values():
+    found = {}
+    for number, (name, (settings, environs)) in enumerate(ways.items()):
+        with servers(folder / f"pair-{number}", model, token_bytes, max(lengths), settings, environs) as pair:
             for one in pair:
                 one.wait_until_ready(READY)
-        pairs[COMPUTED] = next(iter(pairs.values()))  # computing takes as long with each way: one is enough
-        for repeat in range(repeats + 1):
-            for length in lengths if repeat else lengths[:1]:  # the first is to warm
-                for name in abba(turns, repeat):
-                    prompt = prompt_of(length, 1000 * length + 10 * repeat + turns.index(name))
-                    seconds = asked_after(*pairs[name], prompt, is_known=name != COMPUTED)
-                    found[name][length] += [seconds] if repeat else []
-                    print(f"{name}, {length} tokens: {seconds:.3f} s", file=sys.stderr, flush=True)
+            found[name] = in_turns(pair, name, lengths, repeats)
     return table(found, lengths, token_bytes)
+
+
+def in_turns(pair: list[Server], name: str, lengths: list[int], repeats: int) -> dict[str, dict[int, list[float]]]:
+    """Return the seconds of both ways to a first token, by length; the first prompts are to warm."""
+    turns = [COMPUTED, name]
+    found: dict[str, dict[int, list[float]]] = {way: {length: [] for length in lengths} for way in turns}
+    for repeat in range(repeats + 1):
+        for length in lengths if repeat else lengths[:1]:
+            for way in abba(turns, repeat):
+                prompt = prompt_of(length, 1000 * length + 10 * repeat + turns.index(way))
+                seconds = asked_after(*pair, prompt, is_known=way != COMPUTED)
+                found[way][length] += [seconds] if repeat else []
+                print(f"{way}, {length} tokens: {seconds:.3f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def asked_after(first: Server, second: Server, prompt: list[int], *, is_known: bool) -> float:
@@ -89,15 +90,16 @@ def asked_after(first: Server, second: Server, prompt: list[int], *, is_known: b
     return first_token(second, prompt, kv_transfer_params=params)
 
 
-def table(found: dict[str, dict[int, list[float]]], lengths: list[int], token_bytes: int) -> str:
+def table(found: dict[str, dict[str, dict[int, list[float]]]], lengths: list[int], token_bytes: int) -> str:
     """Return seconds to the first token; in brackets how many times sooner than computing, and the bytes a second."""
-    rows = [f"| prompt, tokens | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    titles = [title for name in found for title in ("computed", name)]
+    rows = [f"| prompt, tokens | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for length in lengths:
-        computed = statistics.median(found[COMPUTED][length])
-        cells = [f"{computed:.3f}"]
-        for name in list(found)[1:]:
-            seconds = statistics.median(found[name][length])
-            cells.append(f"{seconds:.3f} ({computed / seconds:.1f}; {length * token_bytes / seconds / 1e9:.2f} GB/s)")
+        cells = []
+        for name, ways in found.items():
+            computed, seconds = (statistics.median(ways[way][length]) for way in (COMPUTED, name))
+            rate = length * token_bytes / seconds / 1e9
+            cells += [f"{computed:.3f}", f"{seconds:.3f} ({computed / seconds:.1f}; {rate:.2f} GB/s)"]
         rows.append(f"| {length} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
