@@ -61,12 +61,17 @@ def measured(record: dict[str, Any], stem: str) -> str:
     limits = [turn["limits"] for turn in record["turns"]]
     dram, fma = ([each[key] for each in limits] for key in ("dram_gb_s", "fma_gf_s"))
     loads = [turn["load"] for turn in record["turns"]]
+    turns = (
+        "all contestants up at once and asked in turns, case by case"
+        if record.get("together")
+        else "each a process a contestant"
+    )
     return (
         f"Machine: {where['processor']}, {where['cores']} cores{' of a virtual machine' if where.get('virtual') else ''}, "
         f"{where['memory_gib']} GiB; our kernels ran in the tier **{tier_of(record) or 'none'}**. Between the turns it read "
         f"{min(dram):.0f} to {max(dram):.0f} GB/s (best of 1, 2, 4, 8 streams a thread) and multiplied {min(fma):.0f} to "
         f"{max(fma):.0f} GF/s in float32; load before a turn {min(loads):.1f} to {max(loads):.1f}. Measured {where['date']} UTC "
-        f"at commit {where['commit']}: {rounds} round{'s' if rounds > 1 else ''}, each a process a contestant, in ABBA order; "
+        f"at commit {where['commit']}: {rounds} round{'s' if rounds > 1 else ''}, {turns}, in ABBA order; "
         f"model: the shape of {record['shape']}, random weights. Every sample is in the "
         f"[record]({stem}.json)."
     )

@@ -2,7 +2,8 @@
 
 Contestants are ours, vLLM's CPU backend in its variants and llama.cpp, on the shape of Qwen3-0.6B with random weights. Each
 turn is a process of its own that measures every case; the order of the turns is reversed from round to round (ABBA), and
-before each turn what the machine reads and multiplies at that moment is measured. With ``--weights 4-bit`` weights are of
+before each turn what the machine reads and multiplies at that moment is measured. With ``--together`` those of a round are up
+at once and take turns case by case (``tests.benchmarks.engine_together``). With ``--weights 4-bit`` weights are of
 4 bits (``tests.benchmarks.rounded``), and the record is four_bits.json.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from tests.benchmarks import checkpoint, draw, machine, pages, peer, results, rounded
 from tests.benchmarks.engine_cases import CHOICES, FILLED, SHAPES
+from tests.benchmarks.engine_together import round_of, started_now
 from tests.benchmarks.limits import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
     parser.add_argument("--once", nargs="+", default=[], help="of these, the ones with a turn in the first round alone")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
+    parser.add_argument("--together", action="store_true", help="all up at once, in turns case by case")
     parser.add_argument("--resume", action="store_true", help="go on with a run that was cut off: keep its turns")
     parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
     parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
@@ -142,22 +145,24 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
     done = {(turn["round"], turn["contestant"]) for turn in record["turns"]}
     with Limits(folder) as limits:
         for number in range(options.rounds):
-            for one in results.abba(list(chosen.values()), number):
-                if one.name in record["failures"] or (number and one.name in options.once):
+            wanted = [
+                one
+                for one in results.abba(list(chosen.values()), number)
+                if not (number and one.name in options.once) and (number + 1, one.name) not in done
+            ]
+            for group in [wanted] if options.together else [[one] for one in wanted]:
+                some = [one for one in group if one.name not in record["failures"]]
+                if not some:
                     continue
-                if (number + 1, one.name) in done:
-                    continue
-                print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {one.name}", flush=True)
-                before = {"round": number + 1, "contestant": one.name, "load": round(os.getloadavg()[0], 2)}
+                names = ", ".join(one.name for one in some)
+                print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {names}", flush=True)
+                before = {"round": number + 1, "load": round(os.getloadavg()[0], 2)}
                 before |= {"limits": limits.measured(), "caches": "cold" if number == 0 else "warm"}
-                try:
-                    record["turns"].append(before | turn(one, folder, options.cases))
-                except (
-                    RuntimeError,
-                    subprocess.TimeoutExpired,
-                ) as error:  # the others' hours are not lost; the page says who failed
-                    print(error, file=sys.stderr, flush=True)
-                    record["failures"][one.name] = reason(str(error))
+                turns, failures = (together if options.together else alone)(some, folder, options.cases)
+                record["turns"] += [before | {"contestant": name} | one for name, one in turns.items()]
+                for name, said in failures.items():  # the others' hours are not lost; the page says who failed
+                    print(said, file=sys.stderr, flush=True)
+                    record["failures"][name] = reason(said)
                 results.write(file.with_suffix(".part.json"), record)
     if not record["turns"]:
         msg = f"no contestant has figures: {record['failures']}"
@@ -177,6 +182,7 @@ def begun(chosen: dict[str, Contestant], options: argparse.Namespace, file: Path
         "shape": options.shape,
         "cases": options.cases,
         "weights": options.weights,
+        "together": options.together,
         "filled_above": FILLED,
         "contestants": {one.name: described(one, options.cases) for one in chosen.values()},
         "failures": {},
@@ -186,8 +192,9 @@ def begun(chosen: dict[str, Contestant], options: argparse.Namespace, file: Path
     if not options.resume or not part.exists():
         return record
     before = results.read(part)
-    known = before["machine"] | before, record["machine"] | record
-    other = [key for key in ("processor", "commit", "shape", "cases") if known[0][key] != known[1][key]]
+    known = before["machine"] | {"together": False} | before, record["machine"] | record
+    asked = ("processor", "commit", "shape", "cases", "together")
+    other = [key for key in asked if known[0][key] != known[1][key]]
     if other:
         msg = f"{part} was measured with another {' and '.join(other)}: move it away, or leave out --resume."
         raise SystemExit(msg)
@@ -201,26 +208,46 @@ def described(one: Contestant, cases: str) -> dict[str, Any]:
     return {"label": one.label, "command": " ".join(command).replace("{now}", "STARTED"), "environ": plain}
 
 
+def together(some: list[Contestant], folder: Path, cases: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Run these contestants at once, and return the figures of each by name, and what those said that failed."""
+    commands = {one.name: one.command(folder, cases) for one in some}
+    return round_of(commands, {one.name: environ(one, folder) for one in some}, CHOICES[cases], folder)
+
+
+def alone(some: list[Contestant], folder: Path, cases: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Run one contestant after the other, and return the same."""
+    found: dict[str, dict[str, Any]] = {}
+    failures = {}
+    for one in some:
+        try:
+            found[one.name] = turn(one, folder, cases)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failures[one.name] = str(error)
+    return found, failures
+
+
 def turn(one: Contestant, folder: Path, cases: str) -> dict[str, Any]:
     """Run one contestant in a process of its own and return its figures."""
-    caches = folder / "caches" / one.name
-    env = os.environ | {
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        # Of its own, so that its first start finds them empty, and the others as that one left them.
-        "VLLM_CACHE_ROOT": str(caches / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-    }
     # as a module: beside a script, kernels.py would be what transformers imports by that name
-    command = [str(time.time()) if part == "{now}" else part for part in one.command(folder, cases)]
-    done = subprocess.run(
-        command, env=env | one.environ, cwd=ROOT, capture_output=True, text=True, timeout=HOURS, check=False
-    )
+    command = started_now(one.command(folder, cases))
+    env = os.environ | environ(one, folder)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=HOURS, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
     msg = f"{one.name} gave no result (exit code {done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}"
     raise RuntimeError(msg)
+
+
+def environ(one: Contestant, folder: Path) -> dict[str, str]:
+    """Return a contestant's variables, with caches of its own: its first start finds them empty, the others full."""
+    caches = folder / "caches" / one.name
+    return one.environ | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+    }
 
 
 def reason(output: str) -> str:

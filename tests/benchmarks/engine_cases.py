@@ -6,7 +6,11 @@ batch, each sequence of which has `context` tokens when its steps begin.
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -140,6 +144,14 @@ CHOICES = {
     "runners": RUNNERS,
     "4-bit": FOUR_BITS,
 }
+
+
+def answer_each(cases: list[Case], first: dict[str, Any], measured: Callable[[Case], dict[str, Any]]) -> None:
+    """Print the first line of a contestant that is asked, then one for each case whose name comes, until there are no more."""
+    by_name = {case.name: case for case in cases}
+    print("RESULT " + json.dumps(first | {"takes": list(by_name)}), flush=True)
+    for line in sys.stdin:
+        print("RESULT " + json.dumps(measured(by_name[line.rstrip("\n")])), flush=True)
 
 
 def weight_bytes(shape: dict[str, object], item: int = 2) -> int:

@@ -1,8 +1,9 @@
 """One contestant of the engine benchmark, run by its own interpreter: prints one JSON line.
 
-``python -m tests.benchmarks.engine_contestant MODEL_FOLDER STARTED CASES ENGINE_JSON``: STARTED is the wall clock
+``python -m tests.benchmarks.engine_contestant MODEL_FOLDER STARTED CASES ENGINE_JSON [asked]``: STARTED is the wall clock
 (time.time()) at which the parent started the process, so that the time to the first token includes the interpreter and
 all imports. Prefills and steps are timed where a caller of vLLM sees them: when ``LLMEngine.step`` returns their tokens.
+With ``asked`` it waits for the names of cases on its standard input, and prints a line for each.
 """
 
 from __future__ import annotations
@@ -19,33 +20,59 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.engine_cases import CHOICES, SAMPLING, SETTLE, Case, cache_bytes, longest
+from tests.benchmarks.engine_cases import CHOICES, SAMPLING, SETTLE, Case, answer_each, cache_bytes, longest
 from tests.benchmarks.split import split_of_steps
 
 # vLLM's own way to measure decode alone: it says that all of a prompt but its last token is in a cache, and fills that.
 FILLS = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
 
 
-def main(model: str, started: str, cases: str, engine_json: str) -> None:
+def main(model: str, started: str, cases: str, engine_json: str, asked: str = "") -> None:
     """Start an engine, time every case and say what was running."""
     chosen, wanted = CHOICES[cases], json.loads(engine_json)
     split = wanted.pop("split", None)
-    shape = json.loads((Path(model) / "config.json").read_text())
-    computed, filled = ([case for case in chosen if case.filled is each] for each in (False, True))
-    llm = engine_for(computed, model, shape, wanted | (profiler(split) if split else {}))
-    timer = Timer(llm.llm_engine, shape["vocab_size"])
-    timer.run(1, 16, 1)
+    engines = Engines(model, chosen, wanted | (profiler(split) if split else {}))
+    engines.timer.run(1, 16, 1)
     result: dict[str, Any] = {"first_token_s": time.time() - float(started), "versions": versions()}
-    result["seconds"] = {case.name: timer.measured(case) for case in computed}
-    result["memory_gib"] = peak_memory()
+    if asked:
+        answer_each(chosen, result, engines.measured)
+        return
+    result["seconds"] = {}
+    for case in sorted(chosen, key=lambda case: case.filled):
+        measured = engines.measured(case)
+        result |= {"memory_gib": measured["memory_gib"], "seconds": result["seconds"] | measured["seconds"]}
     if split:
-        result["split"] = split_of_steps(llm, timer, Path(split), chosen, shape["num_hidden_layers"])
-    if filled:
-        llm.llm_engine.engine_core.shutdown()
-        llm = engine_for(filled, model, shape, wanted | {"kv_transfer_config": FILLS})
-        timer = Timer(llm.llm_engine, shape["vocab_size"])
-        result["seconds"] |= {case.name: timer.measured(case) for case in filled}
+        layers = engines.shape["num_hidden_layers"]
+        result["split"] = split_of_steps(engines.llm, engines.timer, Path(split), chosen, layers)
     print("RESULT " + json.dumps(result), flush=True)
+
+
+class Engines:
+    """The engine that computes contexts, and in its place, from the first such case on, the one that fills them."""
+
+    def __init__(self, model: str, cases: list[Case], wanted: dict[str, Any]) -> None:
+        """Start the first, with room for those of the cases that it computes."""
+        self.model, self.cases, self.wanted = model, cases, wanted
+        self.shape = json.loads((Path(model) / "config.json").read_text())
+        self.memory = 0.0
+        self.start(filled=False)
+
+    def start(self, *, filled: bool) -> None:
+        """Start the engine of one kind."""
+        fills = {"kv_transfer_config": FILLS} if filled else {}
+        cases = [case for case in self.cases if case.filled is filled]
+        self.filled, self.llm = filled, engine_for(cases, self.model, self.shape, self.wanted | fills)
+        self.timer = Timer(self.llm.llm_engine, self.shape["vocab_size"])
+
+    def measured(self, case: Case) -> dict[str, Any]:
+        """Return a case's samples in seconds, and the peak memory of the engine that computes contexts, in GiB."""
+        if case.filled and not self.filled:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.start(filled=True)
+        seconds = {case.name: self.timer.measured(case)}
+        if not self.filled:
+            self.memory = peak_memory()
+        return {"seconds": seconds, "memory_gib": self.memory}
 
 
 def engine_for(cases: list[Case], model: str, shape: dict[str, Any], wanted: dict[str, Any]) -> Any:

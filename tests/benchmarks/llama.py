@@ -19,15 +19,27 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.benchmarks.engine_cases import CHOICES, Case
+from tests.benchmarks.engine_cases import CHOICES, Case, answer_each
 
 COMPUTED = 8192  # tokens: it has to compute a context, and a longer one takes the better part of an hour on two cores
 
 
-def main(programs: str, model: str, started: str, cases: str) -> None:
-    """Time every case and print one JSON line, as a contestant that is vLLM does."""
-    result = measure(Path(programs), Path(model), float(started), CHOICES[cases])
-    result["memory_gib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+def main(programs: str, model: str, started: str, cases: str, asked: str = "") -> None:
+    """Time every case and print one JSON line, or a line for each that is asked for, as a contestant that is vLLM does."""
+    chosen = [case for case in CHOICES[cases] if case.context <= COMPUTED]
+    first = begin(Path(programs), Path(model), float(started))
+
+    def measured(case: Case) -> dict[str, Any]:
+        seconds = {case.name: measure(Path(programs), Path(model), case, first)}
+        return {"seconds": seconds, "memory_gib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20}
+
+    if asked:
+        answer_each(chosen, first, measured)
+        return
+    result: dict[str, Any] = first | {"seconds": {}}
+    for case in chosen:
+        one = measured(case)
+        result |= {"memory_gib": one["memory_gib"], "seconds": result["seconds"] | one["seconds"]}
     print("RESULT " + json.dumps(result), flush=True)
 
 
@@ -85,16 +97,17 @@ def add_norm(writer: gguf.GGUFWriter, name: str, width: int) -> None:
     writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
 
 
-def measure(programs: Path, model: Path, started: float, cases: list[Case]) -> dict[str, Any]:
-    """Return the seconds of every case, the start, what ran and how it was called."""
-    result: dict[str, Any] = {"seconds": {}, "commands": []}
+def begin(programs: Path, model: Path, started: float) -> dict[str, Any]:
+    """Return the start, what ran, and the list in which it is noted how it is called."""
+    result: dict[str, Any] = {"commands": []}
     first = bench(programs, model, ["-p", "16", "-n", "0", "-r", "1", "--no-warmup"], result)
-    result["first_token_s"] = time.time() - started
-    result["versions"] = {"llama.cpp": version(programs), "processor": first[0]["cpu_info"]}
-    for case in (case for case in cases if case.context <= COMPUTED):
-        measured = prefill if case.kind == "prefill" else decode
-        result["seconds"][case.name] = measured(programs, model, case, result)
-    return result
+    versions = {"llama.cpp": version(programs), "processor": first[0]["cpu_info"]}
+    return result | {"first_token_s": time.time() - started, "versions": versions}
+
+
+def measure(programs: Path, model: Path, case: Case, result: dict[str, Any]) -> list[float]:
+    """Return the seconds of a case's samples."""
+    return (prefill if case.kind == "prefill" else decode)(programs, model, case, result)
 
 
 def prefill(programs: Path, model: Path, case: Case, result: dict[str, Any]) -> list[float]:

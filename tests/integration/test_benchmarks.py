@@ -13,6 +13,7 @@ from npu_platform.start_times import StartTimes
 from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, serve, split, start, tiers
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
+from tests.benchmarks.engine_together import Asked
 from tests.benchmarks.kvconnector_new import PROMPTS, pairs_table
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama import write_model
@@ -79,6 +80,33 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
     assert f"**{ours['versions']['tier']}**" in page
     assert "decode batch 2 context 64" in page
     assert not (tmp_path / "engine.part.json").exists()
+
+
+@pytest.mark.nightly
+def test_engines_that_are_up_together_are_asked_case_by_case(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    chosen = {name: engine.Contestant(name, name, sys.executable) for name in ("npu", "vllm")}
+    chosen["vllm-eager"] = engine.Contestant("vllm-eager", "vllm, eager", "false")
+    monkeypatch.setattr(engine, "contestants", lambda options: chosen)
+    small = ["--shape", "tiny", "--cases", "trial", "--rounds", "1", "--no-split", "--together"]
+    engine.main([*small, "--contestants", *chosen, "--results", str(tmp_path)])
+    kept = results.read(tmp_path / "engine.json")
+    assert kept["failures"].keys() == {"vllm-eager"}
+    for turn in kept["turns"]:
+        assert {name: len(samples) for name, samples in turn["seconds"].items()} == {
+            case.name: 2 * case.samples for case in CHOICES["trial"]
+        }
+        assert turn["memory_gib"] > 0
+    assert [turn["contestant"] for turn in kept["turns"]] == ["npu", "vllm"]
+    assert "all contestants up at once and asked in turns" in (tmp_path / "engine.md").read_text()
+
+
+def test_who_is_asked_and_ends_says_why(tmp_path):
+    ends = "import sys; print('RESULT {}', flush=True); sys.stdin.readline(); sys.exit('no room')"
+    one = Asked("vllm", [sys.executable, "-c", ends], {}, tmp_path / "log")
+    with pytest.raises(RuntimeError, match=r"vllm gave no result \(exit code 1\):\nno room"):
+        one.measured("prefill 64")
+    one.stop()
 
 
 @pytest.mark.nightly

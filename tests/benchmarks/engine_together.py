@@ -1,0 +1,129 @@
+"""Engines that are up at once and take their turns case by case: ``tests.benchmarks.engine --together``.
+
+What a machine's memory gives can change within minutes by more than two engines differ (50 and 85 GB/s were seen on a virtual
+machine), so that whoever has the better minutes wins. Here each case is asked of all contestants one right after the other,
+and again in reversed order, which takes seconds. It needs the memory for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.engine_cases import Case
+from tests.benchmarks.results import abba
+
+
+def round_of(
+    commands: dict[str, list[str]], environs: dict[str, dict[str, str]], cases: list[Case], folder: Path
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Start all contestants, ask each case of all, twice, and stop them.
+
+    Args:
+        commands: of each contestant by name, all but the word that makes it wait for cases.
+        environs: its variables.
+        cases: what to ask; contexts that are computed come first, since an engine that fills them takes the other's place.
+        folder: for what they print to their standard error.
+
+    Returns:
+        What each has measured by name, and what those said that failed.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    running: dict[str, Asked] = {}
+    try:
+        for name, command in commands.items():
+            try:
+                running[name] = Asked(
+                    name, [*started_now(command), "asked"], environs[name], folder / f"{len(running)}.log"
+                )
+                found[name] = running[name].first | {"seconds": {}, "memory_gib": 0.0}
+            except RuntimeError as error:
+                failures[name] = str(error)
+        for number, case in enumerate(sorted(cases, key=lambda case: case.filled)):
+            for name in [*abba(list(found), number), *abba(list(found), number + 1)]:
+                if name in failures or case.name not in found[name]["takes"]:
+                    continue
+                try:
+                    add(found[name], running[name].measured(case.name))
+                except RuntimeError as error:
+                    failures[name] = str(error)
+    finally:
+        for one in running.values():
+            one.stop()
+    return {name: one for name, one in found.items() if name not in failures}, failures
+
+
+def started_now(command: list[str]) -> list[str]:
+    """Return a contestant's command with the moment at which it is started, this one."""
+    return [str(time.time()) if part == "{now}" else part for part in command]
+
+
+def add(found: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Add the samples of a case, in seconds, and the memory to what a contestant has measured."""
+    for case, samples in measured["seconds"].items():
+        found["seconds"].setdefault(case, []).extend(samples)
+    found["memory_gib"] = measured["memory_gib"]
+
+
+class Asked:
+    """A contestant in a process of its own that waits for the names of cases."""
+
+    def __init__(self, name: str, command: list[str], environ: dict[str, str], log: Path) -> None:
+        """Start it and wait until it is up; RuntimeError with the end of what it printed if it does not come up."""
+        self.name, self.log = name, log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=os.environ | environ,
+                cwd=Path(__file__).parents[2],
+            )
+        try:
+            self.first = self.answer()
+        except RuntimeError:
+            self.stop()
+            raise
+
+    def measured(self, case: str) -> dict[str, Any]:
+        """Return the seconds of a case's samples and the peak memory."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended, and says why below
+            print(case, file=self.process.stdin, flush=True)
+        measured = self.answer()
+        (samples,) = measured["seconds"].values()
+        print(f"{case}: {self.name} {sorted(samples)[len(samples) // 2] * 1e3:.1f} ms", file=sys.stderr, flush=True)
+        return measured
+
+    def answer(self) -> dict[str, Any]:
+        """Return what its next line of results says."""
+        assert self.process.stdout is not None
+        printed = []
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+            printed.append(line)
+        said = "".join(printed) + self.log.read_text(errors="replace")
+        msg = f"{self.name} gave no result (exit code {self.process.wait()}):\n{said[-4000:]}"
+        raise RuntimeError(msg)
+
+    def stop(self) -> None:
+        """End it as a process that is asked nothing more ends."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
