@@ -29,26 +29,26 @@ def round_of(
         commands: of each contestant by name, all but the word that makes it wait for cases.
         environs: its variables.
         cases: what to ask; contexts that are computed come first, since an engine that fills them takes the other's place.
-        folder: for what they print to their standard error.
+        folder: for a file NAME.log of each, with all that it prints.
 
     Returns:
         What each has measured by name, and what those said that failed.
     """
     found: dict[str, dict[str, Any]] = {}
+    takes: dict[str, list[str]] = {}
     failures: dict[str, str] = {}
     running: dict[str, Asked] = {}
     try:
         for name, command in commands.items():
             try:
-                running[name] = Asked(
-                    name, [*started_now(command), "asked"], environs[name], folder / f"{len(running)}.log"
-                )
+                running[name] = Asked(name, [*started_now(command), "asked"], environs[name], folder / f"{name}.log")
                 found[name] = running[name].first | {"seconds": {}, "memory_gib": 0.0}
+                takes[name] = found[name].pop("takes")
             except RuntimeError as error:
                 failures[name] = str(error)
         for number, case in enumerate(sorted(cases, key=lambda case: case.filled)):
             for name in [*abba(list(found), number), *abba(list(found), number + 1)]:
-                if name in failures or case.name not in found[name]["takes"]:
+                if name in failures or case.name not in takes[name]:
                     continue
                 try:
                     add(found[name], running[name].measured(case.name))
@@ -78,7 +78,8 @@ class Asked:
     def __init__(self, name: str, command: list[str], environ: dict[str, str], log: Path) -> None:
         """Start it and wait until it is up; RuntimeError with the end of what it printed if it does not come up."""
         self.name, self.log = name, log
-        with log.open("w") as file:
+        log.unlink(missing_ok=True)
+        with log.open("a") as file:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -107,12 +108,12 @@ class Asked:
     def answer(self) -> dict[str, Any]:
         """Return what its next line of results says."""
         assert self.process.stdout is not None
-        printed = []
         for line in self.process.stdout:
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
-            printed.append(line)
-        said = "".join(printed) + self.log.read_text(errors="replace")
+            with self.log.open("a") as file:
+                file.write(line)
+        said = self.log.read_text(errors="replace")
         msg = f"{self.name} gave no result (exit code {self.process.wait()}):\n{said[-4000:]}"
         raise RuntimeError(msg)
 

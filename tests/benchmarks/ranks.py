@@ -1,6 +1,6 @@
 """One rank of all cores beside as many ranks of one core each (TP), in turns: ``nox -s bench -- ranks``.
 
-Each turn is a process of its own with a whole engine, as in :mod:`tests.benchmarks.runners`. The goal is 0.95 of the speed
+Both engines of a round are up at once and are asked case by case, as in :mod:`tests.benchmarks.runners`. The goal is 0.95 of the speed
 of one rank: what the exchange of data between ranks may cost.
 """
 
@@ -10,11 +10,13 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import SHAPES
 from tests.benchmarks.machine import machine
-from tests.benchmarks.runners import table, turn
+from tests.benchmarks.results import abba
+from tests.benchmarks.runners import table, together
 
 
 def main() -> None:
@@ -25,20 +27,20 @@ def main() -> None:
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     one, many = f"1 rank, {cores} threads", f"{cores} ranks, 1 thread"
-    environs = {
-        one: {"NPU_NUM_THREADS": str(cores)},
-        many: {"NPU_NUM_THREADS": "1", "NPU_SIMULATOR_DEVICES": str(cores)},
+    variants: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+        one: ({"NPU_NUM_THREADS": str(cores)}, {}),
+        many: ({"NPU_NUM_THREADS": "1", "NPU_SIMULATOR_DEVICES": str(cores)}, {"tensor_parallel_size": cores}),
     }
-    engines = {one: {}, many: {"tensor_parallel_size": cores}}
     print(f"Machine: {machine()}. Shape: {options.shape}, {options.rounds} rounds.\n")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         model.mkdir()
         write_model(model, SHAPES[options.shape])
-        turns: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
-        for _ in range(options.rounds):
-            for name, engine in engines.items():
-                turns[name].append(turn(model, environs[name], engine))
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+        for number in range(options.rounds):
+            names = abba(list(variants), number)
+            for name, figures in together(model, {name: variants[name] for name in names}).items():
+                turns[name].append(figures)
     table(turns)
 
 

@@ -1,7 +1,8 @@
 """vLLM's V1 and V2 model runners on npu, in turns: ``nox -s bench -- runners``.
 
-Each turn is a process of its own with a whole engine (``tests.benchmarks.engine_contestant``): a prefill of 512 tokens and
-decode steps of batch 1 to 32, greedy and with other choices of tokens. With ``--shape tiny`` a step is next to nothing but
+Both engines of a round are up at once, each in a process of its own, and are asked case by case
+(``tests.benchmarks.engine_together``): a prefill of 512 tokens and decode steps of batch 1 to 32, greedy and with other
+choices of tokens. With ``--shape tiny`` a step is next to nothing but
 the runner. With ``--keep FILE`` turns are added to those that are there, and the table is of all. Before the first, an
 engine of each runner fills caches: it may compile Triton's kernels.
 """
@@ -10,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.checkpoint import write_model
-from tests.benchmarks.engine_cases import SHAPES
+from tests.benchmarks.engine_cases import CHOICES, SHAPES
+from tests.benchmarks.engine_together import round_of
 from tests.benchmarks.machine import machine
+from tests.benchmarks.results import abba
 
 RUNNERS = {name: {"VLLM_USE_V2_MODEL_RUNNER": value} for name, value in (("V1", "0"), ("V2", "1"))}
 COMPILED = "compilations while it served"
@@ -40,32 +40,46 @@ def main() -> None:
         model = Path(folder) / "model"
         model.mkdir()
         write_model(model, SHAPES[options.shape])
-        for environ in () if kept else RUNNERS.values():
-            turn(model, environ, {}, "trial")
+        variants = {name: (environ, {}) for name, environ in RUNNERS.items()}
+        if not kept:
+            together(model, variants, "trial")
         for _ in range(options.rounds):
             # Who begins changes from round to round, so that a machine that slows down favours neither.
-            for name in list(RUNNERS)[:: 1 if len(turns["V1"]) % 2 else -1]:
-                turns[name].append(turn(model, RUNNERS[name], {}, "runners"))
-                if options.keep:
-                    options.keep.write_text(json.dumps(turns))
+            names = abba(list(RUNNERS), len(turns["V1"]))
+            for name, figures in together(model, {name: variants[name] for name in names}, "runners").items():
+                turns[name].append(figures)
+            if options.keep:
+                options.keep.write_text(json.dumps(turns))
     print(f"Machine: {machine()}. Shape: {options.shape}, {len(turns['V1'])} turns each.\n")
     table(turns)
 
 
-def turn(model: Path, environ: dict[str, str], engine: dict[str, Any], cases: str = "split") -> dict[str, float]:
-    """Return the median milliseconds of each case in one engine of these settings, and the seconds to its first token."""
-    command = [sys.executable, "-m", "tests.benchmarks.engine_contestant", str(model), str(time.time()), cases]
-    command.append(json.dumps(engine))
-    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
-    if line is None:
-        msg = f"the engine failed:\n{(done.stdout + done.stderr)[-4000:]}"
+def together(
+    model: Path, variants: dict[str, tuple[dict[str, str], dict[str, Any]]], cases: str = "split"
+) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds of each case and the seconds to the first token of engines that are up at once.
+
+    Args:
+        model: its folder; what the engines print goes beside it.
+        variants: environment and arguments of each by name.
+        cases: a key of CHOICES.
+    """
+    contestant = [sys.executable, "-m", "tests.benchmarks.engine_contestant", str(model), "{now}", cases]
+    commands = {name: [*contestant, json.dumps(engine)] for name, (_, engine) in variants.items()}
+    environs = {name: environ for name, (environ, _) in variants.items()}
+    found, failures = round_of(commands, environs, CHOICES[cases], model.parent)
+    if failures:
+        msg = f"engines failed: {failures}"
         raise RuntimeError(msg)
-    result = json.loads(line.removeprefix("RESULT "))
-    medians = {f"{name}, ms": statistics.median(seconds) * 1e3 for name, seconds in result["seconds"].items()}
+    return {name: figures(one, (model.parent / f"{name}.log").read_text()) for name, one in found.items()}
+
+
+def figures(found: dict[str, Any], printed: str) -> dict[str, float]:
+    """Return what the table shows of an engine."""
+    medians = {f"{name}, ms": statistics.median(seconds) * 1e3 for name, seconds in found["seconds"].items()}
     # vLLM's own monitor tells of each kernel that is compiled after the warm-up.
-    compiled = (done.stdout + done.stderr).count("JIT compilation during inference")
-    return medians | {"start to first token, s": result["first_token_s"], COMPILED: compiled}
+    compiled = printed.count("JIT compilation during inference")
+    return medians | {"start to first token, s": found["first_token_s"], COMPILED: compiled}
 
 
 def table(turns: dict[str, list[dict[str, float]]]) -> None:

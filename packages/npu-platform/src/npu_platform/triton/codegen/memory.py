@@ -21,7 +21,7 @@ def load(writer: Writer, operation: Operation) -> None:
         if not rest:
             return f"*{address}"
         other = writer.read(rest[1], index) if len(rest) > 1 else f"{kind.c}()"
-        return f"{writer.read(rest[0], index)} ? *{address} : {other}"
+        return f"{writer.read_mask(rest[0], index)} ? *{address} : {other}"
 
     writer.define(operation.results[0], kind, read, "load")
 
@@ -31,7 +31,7 @@ def store(writer: Writer, operation: Operation) -> None:
     pointer, value, *mask = writer.operands(operation)
 
     def write(index: Index) -> str:
-        condition = f"if ({writer.read(mask[0], index)}) " if mask else ""
+        condition = f"if ({writer.read_mask(mask[0], index)}) " if mask else ""
         return f"{condition}*{writer.read(pointer, index)} = {writer.read(value, index)};"
 
     writer.statement(pointer.type.shape, write, "store")

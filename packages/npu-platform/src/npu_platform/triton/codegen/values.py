@@ -49,6 +49,10 @@ class Value:
     """Of a value with an array; see :class:`Storage`."""
     uniform: bool = False
     """Whether all elements are known to be the same."""
+    rising: bool = False
+    """Whether elements never become smaller along a dimension, but for an overflow: a sum of ranges and scalars."""
+    whole: Callable[[], str] | None = None
+    """Of a mask: gives a C++ condition of scalars under which all elements are true."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +71,8 @@ class Loop:
     stores: bool = False
     gathered: set[Storage] = field(default_factory=set)
     """Arrays of which other elements than this one are read."""
+    whole: dict[str, str] = field(default_factory=dict)
+    """Constant's name -> the condition under which it is true: that a mask is true for all elements."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,6 +95,16 @@ def make_loop(shape: tuple[int, ...], born: int) -> Loop:
         return Loop(shape, index, linear(shape, index), head, born)
     index = split_linear(shape, "i")
     return Loop(shape, index, "i", [f"for (unsigned i = 0; i < {math.prod(shape)}; i++)"], born)
+
+
+def first(shape: tuple[int, ...]) -> Index:
+    """Return the index of a tensor's first element."""
+    return ("0",) * len(shape)
+
+
+def last(shape: tuple[int, ...]) -> Index:
+    """Return the index of a tensor's last element."""
+    return tuple(str(size - 1) for size in shape)
 
 
 def named(kind: Type, variable: str) -> Value:

@@ -60,7 +60,12 @@ def make_range(writer: Writer, operation: Operation) -> None:
     start = operation.integer("start")
     shift = f"int32_t({{}} + {start})" if start else "int32_t({})"
     writer.define_lazily(
-        operation.results[0], operation.result_types[0], lambda index: shift.format(index[0]), (), 0 if not start else 1
+        operation.results[0],
+        operation.result_types[0],
+        lambda index: shift.format(index[0]),
+        (),
+        0 if not start else 1,
+        rising=True,
     )
 
 
@@ -75,6 +80,8 @@ def _view(move: Callable[[Operation, Value, Type, Index], Index]) -> Callable[[W
             lambda index: writer.read(value, move(operation, value, kind, index)),
             (value,),
             value.cost,
+            rising=value.rising,
+            whole=value.whole,
         )
 
     return handle
@@ -109,9 +116,12 @@ def splat(writer: Writer, operation: Operation) -> None:
     (value,) = writer.operands(operation)
     place = ("0",) * len(value.type.shape)
     kind = operation.result_types[0]
-    writer.define_lazily(
-        operation.results[0], kind, lambda _index: writer.read(value, place), (value,), value.cost, uniform=True
-    )
+
+    def read(_index: Index = ()) -> str:
+        return writer.read(value, place)
+
+    whole = read if kind.element == "i1" else None
+    writer.define_lazily(operation.results[0], kind, read, (value,), value.cost, uniform=True, whole=whole)
 
 
 def unsplat(writer: Writer, operation: Operation) -> None:

@@ -30,6 +30,7 @@ from npu_platform.triton.ir.types import Type
 
 Access = Literal["load", "store"]
 _MADE_BY_ONE = 10_000  # operation makes at most so many values and variables
+_MASKED = 128  # elements; a loop of fewer is not written a second time without its masks
 STACK_BYTES = 256 * 1024
 """Arrays of a function that need more than this lie on the heap: a thread's stack may be of 8 MiB, or of less."""
 
@@ -140,6 +141,20 @@ class Writer:
             return f"{value.array.name}[{loop.linear if same and loop else linear(value.type.shape, index)}]"
         return value.read(index)
 
+    def read_mask(self, mask: Value, index: Index) -> str:
+        """Return the C++ condition of an element of a mask; a loop is written twice if all elements may be true.
+
+        Vectors of which a mask leaves nothing out are slow all the same: a loop without it is half as fast again.
+        """
+        condition = self.read(mask, index)
+        if self._loop is None or mask.whole is None or mask.type.numel < _MASKED:
+            return condition
+        all_true = mask.whole()
+        names = {text: name for name, text in self._loop.whole.items()}
+        name = names.get(all_true, f"whole{len(names)}")
+        self._loop.whole[name] = all_true
+        return f"({name} || {condition})"
+
     def scalar(self, value: Value) -> str:
         """Return the C++ expression of a scalar."""
         try:
@@ -175,9 +190,12 @@ class Writer:
         cost: int,
         *,
         uniform: bool = False,
+        rising: bool = False,
+        whole: Callable[[], str] | None = None,
     ) -> None:
         """Let a name stand for an expression that is computed where it is used."""
-        self.values[name] = Value(kind, read, sources_of(of), min(DEAR, cost), uniform=uniform)
+        value = Value(kind, read, sources_of(of), min(DEAR, cost), uniform=uniform, rising=rising, whole=whole)
+        self.values[name] = value
 
     def define(self, name: str, kind: Type, read: Callable[[Index], str], access: Access | None = None) -> None:
         """Compute a value: a scalar at once, a tensor in a loop that goes on while shapes are the same."""
@@ -287,7 +305,13 @@ class Writer:
             value.loop = None
         *outer, inner = loop.head or ["for (int once = 0; once < 1; once++)"]
         hint = [] if in_order else ['_Pragma("GCC ivdep")']
-        self.lines += [*outer, *hint, f"{inner} {{", *loop.body, *kept, "}"]
+        written = [*outer, *hint, f"{inner} {{", *loop.body, *kept, "}"]
+        if loop.whole:
+            true, false = (
+                f"const bool {' = X, '.join(loop.whole)} = X;".replace("X", word) for word in ("true", "false")
+            )
+            written = [f"if ({' && '.join(loop.whole.values())}) {{", true, *written, "} else {", false, *written, "}"]
+        self.lines += written
 
     def statement(self, shape: tuple[int, ...], write: Callable[[Index], str], access: Access | None = None) -> None:
         """Write a statement for each element of a shape."""
