@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.triton.codegen import masks
 from npu_platform.triton.codegen.libdevice import c_function
-from npu_platform.triton.codegen.values import DEAR, Index, Value, first, last
+from npu_platform.triton.codegen.values import DEAR, Index, Value
 from npu_platform.triton.codegen.writer import Writer
 from npu_platform.triton.ir.operations import Operation
 from npu_platform.triton.ir.types import Type
@@ -104,45 +105,12 @@ def elementwise(writer: Writer, operation: Operation) -> None:
     name = operation.results[0]
     cost = 1 + sum(value.cost for value in values)
     if kind.shape and operation.name in _CHEAP and cost <= CHEAP:
-        rising, whole = _rises(operation, values), _whole(writer, operation, values)
-        writer.define_lazily(name, kind, read, values, cost, rising=rising, whole=whole)
+        rising, falls = masks.rises(operation, values), masks.falls(writer, operation, values)
+        writer.define_lazily(name, kind, read, values, cost, rising=rising, falls=falls)
     elif kind.is_pointer and kind.shape and operation.name in ("tt.bitcast", "arith.bitcast"):
         writer.define_lazily(name, kind, read, values, DEAR)
     else:
         writer.define(name, kind, read)
-
-
-def _rises(operation: Operation, values: Sequence[Value]) -> bool:
-    """Whether an integer rises because its operands do: a difference only with what is the same everywhere."""
-    if operation.name == "arith.subi" and not values[1].uniform:
-        return False
-    kept = ("arith.addi", "arith.subi", "arith.extsi", "arith.index_cast")
-    return operation.name in kept and all(value.rising or value.uniform for value in values)
-
-
-def _whole(writer: Writer, operation: Operation, values: Sequence[Value]) -> Callable[[], str] | None:
-    """Return what gives the condition under which all elements of a mask are true, where it is easily told.
-
-    A number that rises is below another everywhere if its last element is. It has overflowed if that is below its
-    first one: a tensor has 2^20 elements at most, so its ranges span less than half of what an integer holds.
-    """
-    if operation.name == "arith.andi":
-        both = [value.whole for value in values]
-        if None in both:
-            return None
-        return lambda: " && ".join(each() for each in both if each is not None)
-    if operation.name != "arith.cmpi" or operation.words.split(",")[0].strip() not in ("slt", "sle"):
-        return None
-    rising, limit = values
-    if not (rising.rising and limit.uniform):
-        return None
-
-    def condition() -> str:
-        begin, end = (writer.read(rising, place(rising.type.shape)) for place in (first, last))
-        below = WRITERS["arith.cmpi"](operation, rising.type, (end, writer.read(limit, last(limit.type.shape))))
-        return f"{begin} <= {end} && {below}"
-
-    return condition
 
 
 def extended_multiplication(writer: Writer, operation: Operation) -> None:

@@ -31,6 +31,16 @@ class Storage:
     """Of an array: which piece of the function's memory it has."""
 
 
+@dataclass(frozen=True, slots=True)
+class Falling:
+    """C++ conditions at an index of a mask."""
+
+    exact: str
+    """No number before has overflowed: if that holds at the last element, the mask falls everywhere."""
+    true: str
+    """The mask is true there, and before."""
+
+
 @dataclass(eq=False, slots=True)
 class Value:
     """What an operation has defined.
@@ -51,8 +61,8 @@ class Value:
     """Whether all elements are known to be the same."""
     rising: bool = False
     """Whether elements never become smaller along a dimension, but for an overflow: a sum of ranges and scalars."""
-    whole: Callable[[], str] | None = None
-    """Of a mask: gives a C++ condition of scalars under which all elements are true."""
+    falls: Callable[[Index], Falling] | None = None
+    """Of a mask that is false behind an element, in every dimension, for which it is false: gives what is so there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,8 +81,10 @@ class Loop:
     stores: bool = False
     gathered: set[Storage] = field(default_factory=set)
     """Arrays of which other elements than this one are read."""
-    whole: dict[str, str] = field(default_factory=dict)
-    """Constant's name -> the condition under which it is true: that a mask is true for all elements."""
+    masks: dict[tuple[Falling, Falling], int] = field(default_factory=dict)
+    """Masks that fall, at their last element and at the loop's index -> their numbers."""
+    inner: tuple[str, int] | None = None
+    """The last dimension's variable and size, where the innermost loop is over that alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +104,8 @@ def make_loop(shape: tuple[int, ...], born: int) -> Loop:
     if len(long) <= 1 or (len(long) <= 3 and shape[long[-1]] >= _NESTED):
         index = tuple(f"i{dimension}" if dimension in long else "0" for dimension in range(len(shape)))
         head = [f"for (int i{dimension} = 0; i{dimension} < {shape[dimension]}; i{dimension}++)" for dimension in long]
-        return Loop(shape, index, linear(shape, index), head, born)
+        inner = (f"i{long[-1]}", shape[long[-1]]) if long else None
+        return Loop(shape, index, linear(shape, index), head, born, inner=inner)
     index = split_linear(shape, "i")
     return Loop(shape, index, "i", [f"for (unsigned i = 0; i < {math.prod(shape)}; i++)"], born)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from npu_platform.errors import UnsupportedFeatureError
-from npu_platform.triton.codegen.values import DEAR, Index, Storage, Value, linear, split_linear
+from npu_platform.triton.codegen.values import DEAR, Falling, Index, Storage, Value, linear, split_linear
 from npu_platform.triton.codegen.writer import Writer
 from npu_platform.triton.ir.operations import Operation
 from npu_platform.triton.ir.types import Type
@@ -74,6 +74,7 @@ def _view(move: Callable[[Operation, Value, Type, Index], Index]) -> Callable[[W
 
     def handle(writer: Writer, operation: Operation) -> None:
         value, kind = writer.operands(operation)[0], operation.result_types[0]
+        falls = value.falls
         writer.define_lazily(
             operation.results[0],
             kind,
@@ -81,7 +82,7 @@ def _view(move: Callable[[Operation, Value, Type, Index], Index]) -> Callable[[W
             (value,),
             value.cost,
             rising=value.rising,
-            whole=value.whole,
+            falls=None if falls is None else lambda index: falls(move(operation, value, kind, index)),
         )
 
     return handle
@@ -117,11 +118,11 @@ def splat(writer: Writer, operation: Operation) -> None:
     place = ("0",) * len(value.type.shape)
     kind = operation.result_types[0]
 
-    def read(_index: Index = ()) -> str:
+    def read(_index: Index) -> str:
         return writer.read(value, place)
 
-    whole = read if kind.element == "i1" else None
-    writer.define_lazily(operation.results[0], kind, read, (value,), value.cost, uniform=True, whole=whole)
+    falls = (lambda index: Falling("true", read(index))) if kind.element == "i1" else None
+    writer.define_lazily(operation.results[0], kind, read, (value,), value.cost, uniform=True, falls=falls)
 
 
 def unsplat(writer: Writer, operation: Operation) -> None:

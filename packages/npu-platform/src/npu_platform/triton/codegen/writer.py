@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from npu_platform.errors import UnsupportedFeatureError
+from npu_platform.triton.codegen.masks import MASKED, with_and_without
 from npu_platform.triton.codegen.values import (
     DEAR,
+    Falling,
     Index,
     Loop,
     LoopMustCloseError,
     LoopValue,
     Storage,
     Value,
+    last,
     linear,
     make_loop,
     named,
@@ -30,7 +33,6 @@ from npu_platform.triton.ir.types import Type
 
 Access = Literal["load", "store"]
 _MADE_BY_ONE = 10_000  # operation makes at most so many values and variables
-_MASKED = 128  # elements; a loop of fewer is not written a second time without its masks
 STACK_BYTES = 256 * 1024
 """Arrays of a function that need more than this lie on the heap: a thread's stack may be of 8 MiB, or of less."""
 
@@ -142,18 +144,13 @@ class Writer:
         return value.read(index)
 
     def read_mask(self, mask: Value, index: Index) -> str:
-        """Return the C++ condition of an element of a mask; a loop is written twice if all elements may be true.
-
-        Vectors of which a mask leaves nothing out are slow all the same: a loop without it is half as fast again.
-        """
+        """Return the C++ condition of an element of a mask, in a loop that is written without the mask, too."""
         condition = self.read(mask, index)
-        if self._loop is None or mask.whole is None or mask.type.numel < _MASKED:
+        if self._loop is None or mask.falls is None or mask.type.numel < MASKED:
             return condition
-        all_true = mask.whole()
-        names = {text: name for name, text in self._loop.whole.items()}
-        name = names.get(all_true, f"whole{len(names)}")
-        self._loop.whole[name] = all_true
-        return f"({name} || {condition})"
+        falls = mask.falls(last(mask.type.shape)), mask.falls(index)
+        number = self._loop.masks.setdefault(falls, len(self._loop.masks))
+        return f"(all{number} || (some{number} && {condition}))"
 
     def scalar(self, value: Value) -> str:
         """Return the C++ expression of a scalar."""
@@ -191,10 +188,10 @@ class Writer:
         *,
         uniform: bool = False,
         rising: bool = False,
-        whole: Callable[[], str] | None = None,
+        falls: Callable[[Index], Falling] | None = None,
     ) -> None:
         """Let a name stand for an expression that is computed where it is used."""
-        value = Value(kind, read, sources_of(of), min(DEAR, cost), uniform=uniform, rising=rising, whole=whole)
+        value = Value(kind, read, sources_of(of), min(DEAR, cost), uniform=uniform, rising=rising, falls=falls)
         self.values[name] = value
 
     def define(self, name: str, kind: Type, read: Callable[[Index], str], access: Access | None = None) -> None:
@@ -303,15 +300,9 @@ class Writer:
                 value.sources = frozenset({value.array})
                 kept.append(f"{value.array.name}[{loop.linear}] = {value.local};")
             value.loop = None
-        *outer, inner = loop.head or ["for (int once = 0; once < 1; once++)"]
         hint = [] if in_order else ['_Pragma("GCC ivdep")']
-        written = [*outer, *hint, f"{inner} {{", *loop.body, *kept, "}"]
-        if loop.whole:
-            true, false = (
-                f"const bool {' = X, '.join(loop.whole)} = X;".replace("X", word) for word in ("true", "false")
-            )
-            written = [f"if ({' && '.join(loop.whole.values())}) {{", true, *written, "} else {", false, *written, "}"]
-        self.lines += written
+        body = ["{", *loop.body, *kept, "}"]
+        self.lines += with_and_without(loop, hint, body)
 
     def statement(self, shape: tuple[int, ...], write: Callable[[Index], str], access: Access | None = None) -> None:
         """Write a statement for each element of a shape."""

@@ -225,4 +225,17 @@ NPU_INLINE float from_e8m0(int8_t code) {
   return bits<float>(exponent == 255 ? 0x7fc00000u : exponent == 0 ? 0x00400000u : exponent << 23);
 }
 
+// The largest multiple of elements of a row of `Size` at whose last one `is_true` holds, which holds for none behind one
+// for which it does not.
+template <int Size, int Multiple, class IsTrue>
+NPU_INLINE int true_until(IsTrue is_true) {
+  int low = 0, high = Size / Multiple;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (is_true(middle * Multiple - 1)) low = middle;
+    else high = middle - 1;
+  }
+  return low * Multiple;
+}
+
 }  // namespace npu_triton
