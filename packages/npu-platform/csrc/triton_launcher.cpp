@@ -34,6 +34,7 @@ struct Signature {
   Py_ssize_t arguments;
   const void* table;
   py::object error;
+  py::object of_host;  // the error for a tensor of the host
 };
 
 constexpr const char* kCapsule = "npu_platform.triton.signature";
@@ -50,7 +51,7 @@ bool put_address(const Signature& signature, PyObject* given, int64_t* word) {
   if (THPVariable_Check(given)) {
     const at::Tensor& tensor = THPVariable_Unpack(given);
     if (tensor.is_cpu() && !tensor.is_pinned()) {
-      PyErr_SetString(signature.error.ptr(),
+      PyErr_SetString(signature.of_host.ptr(),
                       "A Triton kernel on npu got a tensor of the host: move it to npu, or pin its memory.");
       return false;
     }
@@ -141,9 +142,11 @@ PyMethodDef current_device_method = {"current_device", current_device, METH_NOAR
 PyMethodDef launch_method = {"launch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(launch)), METH_FASTCALL,
                              "Launch the kernel, with what Triton passes."};
 
-py::object make_launcher(std::string kinds, std::vector<Py_ssize_t> places, Py_ssize_t arguments, size_t table, py::object error) {
+py::object make_launcher(std::string kinds, std::vector<Py_ssize_t> places, Py_ssize_t arguments, size_t table, py::object error,
+                         py::object of_host) {
   auto signature = std::make_unique<Signature>(Signature{std::move(kinds), std::move(places), arguments,
-                                                         reinterpret_cast<const void*>(table), std::move(error)});
+                                                         reinterpret_cast<const void*>(table), std::move(error),
+                                                         std::move(of_host)});
   for (const auto place : signature->places) TORCH_CHECK_INDEX(place >= 0 && place < arguments, "no argument ", place);
   TORCH_CHECK_VALUE(signature->places.size() == signature->kinds.size(), "each word has a kind and a place");
   const py::capsule self(signature.release(), kCapsule, [](void* owned) { delete static_cast<Signature*>(owned); });
@@ -154,7 +157,7 @@ py::object make_launcher(std::string kinds, std::vector<Py_ssize_t> places, Py_s
 
 void define_triton_launcher(py::module_& m) {
   m.def("triton_launcher", &make_launcher, py::arg("kinds"), py::arg("places"), py::arg("arguments"), py::arg("table"),
-        py::arg("error"));
+        py::arg("error"), py::arg("of_host"));
   const auto function = [](PyMethodDef& method) {
     return py::reinterpret_steal<py::object>(PyCFunction_New(&method, nullptr));
   };

@@ -6,6 +6,7 @@ NPUPlatformError (Exception)
     ActivationError (also RuntimeError)       the platform cannot be used in this process
     KernelCompilationError (also RuntimeError) a Triton kernel could not be compiled
     KernelLaunchError (also RuntimeError)     a Triton kernel could not be launched, or failed
+        HostTensorError (also ValueError)     a Triton kernel got a tensor that its device cannot read
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class KernelCompilationError(NPUPlatformError, RuntimeError):
 
 class KernelLaunchError(NPUPlatformError, RuntimeError):
     """A Triton kernel could not be launched, or one of its programs failed."""
+
+
+class HostTensorError(KernelLaunchError, ValueError):
+    """A Triton kernel got a tensor of the host that is not pinned; Triton's other backends raise a ValueError for it."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from npu_platform import _C
-from npu_platform.errors import KernelLaunchError
+from npu_platform.errors import HostTensorError, KernelLaunchError
 from npu_platform.triton.build import load_library
 
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^]]*)\]")
@@ -43,7 +43,7 @@ def launcher(src: Any, metadata: Any) -> Callable[..., None]:
 
 def _native(letters: str, places: list[int], arguments: int) -> Callable[..., None]:
     launch: Callable[..., None] = _C.triton_launcher(
-        letters, places, arguments, torch.ops.npu.launch_table(), KernelLaunchError
+        letters, places, arguments, torch.ops.npu.launch_table(), KernelLaunchError, HostTensorError
     )
     return launch
 
