@@ -37,4 +37,4 @@ class KernelLaunchError(NPUPlatformError, RuntimeError):
 
 
 class HostTensorError(KernelLaunchError, ValueError):
-    """A Triton kernel got a tensor of the host that is not pinned; Triton's other backends raise a ValueError for it."""
+    """A Triton kernel got a tensor of the host that is not pinned: a ValueError in Triton, too."""
