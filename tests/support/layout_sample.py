@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from tests.support import pairs
-from tests.support.layouts import KINDS, How, Layout
+from tests.support.layouts import EXCHANGED, KINDS, How, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "pipeline": ("PP 1", "PP 2"),
     "replicas": ("DP 1", "DP 2"),
     "experts": ("parts of experts", "EP"),
-    "context": ("all keys", "DCP 2"),
+    "context": ("all keys", "DCP 2", "DCP 2 by all-to-all"),
     "starts": ("one host", "external launcher", "two hosts", "external balancer"),
     "runner": ("V1", "V2"),
     "graphs": ("FULL_DECODE_ONLY", "NONE", "PIECEWISE"),
@@ -86,8 +86,9 @@ def layout_of(row: Row) -> Layout:
     changes = {}
     if row["experts"] == "EP":
         engine["enable_expert_parallel"] = True
-    if row["context"] == "DCP 2":
+    if row["context"] != "all keys":
         engine |= {"decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 4}
+        engine |= EXCHANGED if row["context"] == "DCP 2 by all-to-all" else {}
         changes["num_key_value_heads"] = 1
     starts = {"external launcher": "launcher", "two hosts": "hosts", "external balancer": "servers"}.get(row["starts"])
     if starts == "hosts":

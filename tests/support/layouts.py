@@ -27,7 +27,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["CASES", "KINDS", "LAYOUTS", "ONE_DEVICE", "REFUSED", "How", "Kind", "Layout", "Workshop", "refusal"]
+__all__ = [
+    "CASES",
+    "EXCHANGED",
+    "KINDS",
+    "LAYOUTS",
+    "ONE_DEVICE",
+    "REFUSED",
+    "How",
+    "Kind",
+    "Layout",
+    "Workshop",
+    "refusal",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Kind:
 
 
 _EXPERTS = {"enable_expert_parallel": True}
+EXCHANGED = {"dcp_comm_backend": "a2a", "dcp_q_replicate": True}  # the latter is of latent attention
 _BY_RAY = {"distributed_executor_backend": "ray"}
 ONE_DEVICE = Layout(devices=1)
 LAYOUTS: dict[str, Layout] = {
@@ -77,6 +90,10 @@ LAYOUTS: dict[str, Layout] = {
     "EP over TP 2, DP 2": Layout({"tensor_parallel_size": 2} | _EXPERTS, devices=4, starts="replicas", of_experts=True),
     "TP 2, DCP 2": Layout(
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 4},
+        changes={"num_key_value_heads": 1},
+    ),
+    "TP 2, DCP 2 by all-to-all": Layout(
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 4} | EXCHANGED,
         changes={"num_key_value_heads": 1},
     ),
     "TP 2, external launcher": Layout({"tensor_parallel_size": 2}, starts="launcher"),
@@ -110,8 +127,8 @@ KINDS: dict[str, Kind] = {
 REFUSED: dict[tuple[str, str], str] = {
     (".*PP 2.*", "draft model"): "leave out --speculative-config or --pipeline-parallel-size",
     ("EP over TP 2, DP 2", "latent attention"): "latent attention and experts are on ranks of both kinds",
-    (".*DCP 2", "draft model"): "The cache of what drafts is not shared out among context-parallel ranks",
-    (".*DCP 2", "states"): "States are not shared out among context-parallel ranks",
+    (".*DCP 2.*", "draft model"): "The cache of what drafts is not shared out among context-parallel ranks",
+    (".*DCP 2.*", "states"): "States are not shared out among context-parallel ranks",
 }
 """Patterns of layouts, and kinds -> what the engine says at start."""
 

@@ -34,6 +34,7 @@ _NAMES = """
 _TAIL = """
 - **TP**, **PP**, **DP**, **DCP**: `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size` and
   `--decode-context-parallel-size`. **EP**: `--enable-expert-parallel`, which gives each rank whole experts.
+  **By all-to-all**: `--dcp-comm-backend a2a --dcp-q-replicate`.
 - Latent attention and states are of models that have experts as well (DeepSeek-V2, Qwen3-Next). The draft model is the model itself.
 - With EP over TP and DP together, ranks share the tokens out before the experts (vLLM's sequence parallelism).
 - The external launcher is torchrun: each rank is a process that the user starts, with `distributed_executor_backend="external_launcher"`.

@@ -207,11 +207,6 @@ def _context_parallel(vllm_config: VllmConfig) -> Iterator[str]:
         yield "A rank computes whole prompts on npu: leave out --prefill-context-parallel-size."
     if parallel.decode_context_parallel_size == 1:
         return
-    if parallel.dcp_comm_backend == "a2a" or parallel.dcp_q_replicate:
-        yield (
-            "Context-parallel ranks gather queries and scatter sums on npu: leave out --dcp-comm-backend and "
-            "--dcp-q-replicate."
-        )
     speculation = vllm_config.speculative_config
     if speculation is not None and speculation.method not in _DRAFTS_WITHOUT_CACHE:
         yield (

@@ -19,10 +19,16 @@ class Ranks:
     def __init__(self, logs: list[torch.Tensor]) -> None:
         self.logs, self.world_size, self.rank_in_group = logs, len(logs), 0
         self.given: dict[int, torch.Tensor] = {}
+        self.device_group = object()
 
     def all_gather(self, mine: torch.Tensor, dim: int) -> torch.Tensor:
         assert mine.equal(self.logs[self.rank_in_group])
         return torch.cat(self.logs, dim=dim)
+
+    def all_to_all(self, got: torch.Tensor, sent: torch.Tensor, group: object) -> None:
+        assert group is self.device_group
+        self.given[self.rank_in_group] = sent
+        got.copy_(torch.stack([rows[self.rank_in_group] for rows in self.given.values()]))
 
     def reduce_scatter(self, mine: torch.Tensor, dim: int) -> torch.Tensor:
         self.given[self.rank_in_group] = mine
@@ -39,19 +45,29 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, cau
     return out, lse
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["ag_rs", "a2a"])
 @pytest.mark.parametrize("context", [0, 1, 7, 40])
 @pytest.mark.parametrize("new", [1, 5])
-def test_ranks_find_together_what_one_finds(context: int, new: int) -> None:
+def test_ranks_find_together_what_one_finds(
+    context: int, new: int, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     query, keys, values = torch.randn(new, HEADS, DIM), *torch.randn(2, context + new, 1, DIM)
     expected, _ = attend(query, keys, values, causal=True)
     shards = [attend(query, keys[:context][r::RANKS], values[:context][r::RANKS], causal=False) for r in range(RANKS)]
+    shards = [(out.to(dtype), lse) for out, lse in shards]
     group: Any = Ranks([lse for _, lse in shards])
+    monkeypatch.setattr(context_parallel, "dist", SimpleNamespace(all_to_all_single=group.all_to_all))
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(dcp_comm_backend=backend))
+    join_ranks: Any = context_parallel.joining(config)
     found = {}
     for group.rank_in_group in [*range(RANKS)] * 2:
         rank = group.rank_in_group
         own = attend(query.chunk(RANKS, 1)[rank], keys[context:], values[context:], causal=True)
-        found[rank] = context_parallel.join(context_parallel.join_ranks(shards[rank], group), own)
-    torch.testing.assert_close(torch.cat([found[rank] for rank in range(RANKS)], 1), expected, atol=1e-5, rtol=1e-5)
+        found[rank] = context_parallel.join(join_ranks(shards[rank], group), own)
+    precise = 1e-5 if dtype == torch.float32 else 1e-2
+    together = torch.cat([found[rank] for rank in range(RANKS)], 1)
+    torch.testing.assert_close(together, expected, atol=precise, rtol=precise)
 
 
 def test_lengths_are_of_tokens_before_the_step_and_in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from vllm.distributed import get_dcp_group
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.config import VllmConfig
     from vllm.distributed.parallel_state import GroupCoordinator
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-__all__ = ["ContextLengths", "Part", "TokensAlone", "Where", "gather_heads", "join", "join_ranks"]
+__all__ = [
+    "ContextLengths",
+    "Part",
+    "TokensAlone",
+    "Where",
+    "exchange_ranks",
+    "gather_heads",
+    "join",
+    "join_ranks",
+    "joining",
+]
 
 Part = tuple[torch.Tensor, torch.Tensor]
 """What attention to some of the keys found: [tokens, heads, dim], and the logs of the sums, float32 [tokens, heads]."""
@@ -94,6 +107,25 @@ def join_ranks(mine: Part, group: GroupCoordinator | None = None) -> Part:
     heads = whole.shape[1]
     first = heads * group.rank_in_group
     return whole, total[:, first : first + heads]
+
+
+def exchange_ranks(mine: Part, group: GroupCoordinator | None = None) -> Part:
+    """As join_ranks, in one exchange: to each rank goes what was found for its heads, in the model's dtype."""
+    group = group or get_dcp_group()
+    out, lse = mine
+    dim, ranks = out.shape[-1], group.world_size
+    rows = torch.cat([out, lse.unsqueeze(-1).view(out.dtype)], dim=-1)
+    sent = rows.unflatten(1, (ranks, -1)).movedim(1, 0).contiguous()
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent, group=group.device_group)
+    logs = got[..., dim:].contiguous().view(lse.dtype).squeeze(-1)
+    total = logs.logsumexp(0)
+    return (got[..., :dim] * _weight(logs, total)).sum(0), total
+
+
+def joining(vllm_config: VllmConfig) -> Callable[[Part], Part]:
+    """Return how ranks join what they found: by ``--dcp-comm-backend``."""
+    return exchange_ranks if vllm_config.parallel_config.dcp_comm_backend == "a2a" else join_ranks
 
 
 def join(one: Part, other: Part) -> torch.Tensor:

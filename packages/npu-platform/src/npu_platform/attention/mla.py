@@ -33,11 +33,13 @@ from npu_platform.attention.registration import MLA_BACKEND_NAME
 from npu_platform.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
-    from npu_platform.attention.context_parallel import Where
+    from npu_platform.attention.context_parallel import Part, Where
 
 FEW_TOKENS = 128
 """So many new tokens of a request attend to the latents: keys and values of each head of its whole context would have
@@ -116,7 +118,7 @@ class NPUMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._alone = context_parallel.TokensAlone(vllm_config, device) if self.dcp_world_size > 1 else None
         for name in layer_names:
             layer = vllm_config.compilation_config.static_forward_context[name]
-            layer.impl.belongs_to(layer, self._alone)
+            layer.impl.belongs_to(layer, self._alone, context_parallel.joining(vllm_config))
 
     @staticmethod
     def determine_chunked_prefill_workspace_size(vllm_config: VllmConfig) -> int:
@@ -207,13 +209,18 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
         self.quantized = self.kv_cache_dtype in _QUANTIZED
         self._alone: context_parallel.TokensAlone | None = None
 
-    def belongs_to(self, layer: MLAAttention, alone: context_parallel.TokensAlone | None) -> None:
+    def belongs_to(
+        self,
+        layer: MLAAttention,
+        alone: context_parallel.TokensAlone | None,
+        join_ranks: Callable[[Part], Part] = context_parallel.join_ranks,
+    ) -> None:
         """Keep the layer, which has the absorbed weights; `alone` is there where ranks share the cache out.
 
         They gather heads and join what they find here: to vLLM's layer, which would do it in kernels of Triton, this
         is then one rank that has found everything.
         """
-        self.layer, self._alone = layer, alone
+        self.layer, self._alone, self._join_ranks = layer, alone, join_ranks
         self.dcp_world_size = 1
 
     def do_kv_cache_update(
@@ -324,11 +331,15 @@ class NPUMLAAttention(MLACommonImpl[MLACommonMetadata]):
     def _attend_across_ranks(
         self, query: torch.Tensor, kv_cache: torch.Tensor, where: Where, scale: torch.Tensor
     ) -> torch.Tensor:
-        """As _attend_to_pages, for tokens alone; each rank of the group has a part of the latents that they see."""
-        everyone = context_parallel.gather_heads(query)
+        """As _attend_to_pages, for tokens alone; each rank of the group has a part of the latents that they see.
+
+        With ``--dcp-q-replicate`` a decode's query has the heads of all of them already.
+        """
+        mine = query.shape[1] == self.num_heads
+        everyone = context_parallel.gather_heads(query) if mine else query
         sums = everyone.new_full(everyone.shape[:2], -torch.inf, dtype=torch.float32)
         seen = self._attend_to_pages(everyone, kv_cache, where, scale, causal=False, sums=sums)
-        return context_parallel.join_ranks((seen, sums))[0].to(query.dtype)
+        return self._join_ranks((seen, sums))[0].to(query.dtype)
 
     def _attend_to_pages(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from npu_platform.attention import context_parallel, kernels
@@ -65,6 +66,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         if self.dcp_world_size > 1:
             self._refuse_context_parallelism()
+            self._join_ranks = context_parallel.joining(get_current_vllm_config())
 
     def npu_implementation(self) -> str:
         """Return the op, and the cache's format; see npu_platform.implementations."""
@@ -191,7 +193,7 @@ class NPUPagedAttention(AttentionImpl[NPUAttentionMetadata]):
         kv = (each.view(-1, self.num_kv_heads, self.head_size) for each in (key, value))
         starts, causal = metadata.query_start_loc, metadata.causal
         kernels.varlen_attention(new[0], query, *kv, starts, self.scale, causal, *options, self.sinks, new[1])
-        rows.copy_(context_parallel.join(context_parallel.join_ranks(seen), new))
+        rows.copy_(context_parallel.join(self._join_ranks(seen), new))
 
     def _over(
         self, kv_cache: torch.Tensor, layer: torch.nn.Module
