@@ -17,7 +17,7 @@ from tests.support import ray_nodes as nodes
 from tests.support.clients import Answer, ask, ask_until_it_fails
 from tests.support.engine_run import run_engine
 from tests.support.faults_page import EVENT, PATIENCE
-from tests.support.server import metric, serve_demo, until
+from tests.support.server import READY_TIMEOUT, demo_server, metric, serve_demo, until
 from tests.support.transformers_reference import assert_greedy, load
 from tests.support.vital_signs import shared_memory
 
@@ -87,6 +87,35 @@ def test_a_raylet_is_killed(layout: str, tmp_path: Path) -> None:
         cluster.add_node(**nodes.NODE)
         with serve_demo(tmp_path, *arguments, **VARIABLES, RAY_ADDRESS=address) as server:
             assert ask(server, stream=False).status == httpx.codes.OK
+
+
+def test_the_raylet_of_the_engines_node_is_killed(tmp_path: Path) -> None:
+    """Ray ends the engine, which asked it for ranks, with the rank of that node; the other node's ends by itself."""
+    with (
+        nodes.two_nodes() as (cluster, _),
+        serve_demo(tmp_path, *RAY, "--tensor-parallel-size", "2", **VARIABLES, RAY_ADDRESS=cluster.address) as server,
+        clients(server) as told,
+    ):
+        ranks, held = what_it_has(server)
+        cluster.head_node.kill_raylet()
+        all_are_told(server, told)
+        assert until(lambda: not ranks & nodes.ranks(), PATIENCE)
+        assert not still_there(held)
+
+
+def test_an_engine_says_which_devices_it_waits_for(tmp_path: Path) -> None:
+    """Ray was started without NPUs, and vLLM would wait for half an hour; the engine goes on when nodes come with some."""
+    with (
+        nodes.one_without_devices() as cluster,
+        demo_server(tmp_path, *RAY, "--tensor-parallel-size", "2", **VARIABLES, RAY_ADDRESS=cluster.address) as server,
+    ):
+        said = "Ray has 0 free of the resource NPU and this engine needs 2"
+        assert until(lambda: said in server.log.read_text(), READY_TIMEOUT)
+        for _ in range(2):
+            cluster.add_node(**nodes.NODE)
+        server.wait_until_ready(READY_TIMEOUT)
+        assert ask(server, stream=False).status == httpx.codes.OK
+        assert "ray start --resources='{\"NPU\": 2}'" in server.log.read_text()
 
 
 def test_an_end_leaves_nothing(cluster: str, tmp_path: Path) -> None:

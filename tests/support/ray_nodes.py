@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.network import Network
 
-__all__ = ["NODE", "ranks", "two_hosts", "two_nodes"]
+__all__ = ["NODE", "one_without_devices", "ranks", "two_hosts", "two_nodes"]
 
 NODE: dict[str, Any] = {
     "num_cpus": 2,
@@ -39,6 +39,16 @@ def two_nodes() -> Iterator[tuple[Any, Any]]:
     second = made.add_node(**NODE)
     try:
         yield made, second
+    finally:
+        made.shutdown()
+
+
+@contextlib.contextmanager
+def one_without_devices() -> Iterator[Any]:
+    """Run a cluster of one node that was started without its NPUs; yield it. Raises ImportError where Ray is not there."""
+    made = _head(resources={})
+    try:
+        yield made
     finally:
         made.shutdown()
 

@@ -1,11 +1,13 @@
-"""NPURayExecutor: vLLM's executor over Ray, which sees while it waits that a node has failed."""
+"""NPURayExecutor: vLLM's executor over Ray, which says what it waits for, and sees meanwhile that a node has failed."""
 
 from __future__ import annotations
 
+from vllm.v1.executor import ray_utils
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 
 from npu_platform import compat
 from npu_platform.distributed.executor import RemoteAnswers
+from npu_platform.distributed.ray_devices import missing_devices, saying_what_is_missing
 
 
 class NPURayExecutor(RayExecutorV2):
@@ -15,7 +17,18 @@ class NPURayExecutor(RayExecutorV2):
     ``VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS``. And Ray kills the ranks at each end, so that none removes its shared memory.
     """
 
+    def _init_executor(self) -> None:
+        with saying_what_is_missing(self._missing_devices):
+            super()._init_executor()
+
     def _post_init_executor(self) -> None:
         for queue in self.response_mqs:
             compat.remove_name(queue)
         self.response_mqs = [RemoteAnswers(queue, self) for queue in self.response_mqs]
+
+    def _missing_devices(self) -> str | None:
+        """Return what Ray's nodes lack, while vLLM waits for their devices, which it does for half an hour."""
+        ray, parallel = ray_utils.ray, self.parallel_config
+        if parallel.placement_group is not None or not ray.is_initialized():
+            return None
+        return missing_devices(ray.nodes(), ray_utils.available_resources_per_node(), parallel.world_size)
