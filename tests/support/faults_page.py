@@ -113,7 +113,7 @@ In each case:
 | a new client | no connection any more |
 | `/health` | another status than 200, then no connection |
 | whoever started the server | all processes are gone; the exit code is 0, as vLLM's API server gives it, so ask `/health` or the log (`EngineDeadError`) |
-| the machine | no process, and no shared memory in `/dev/shm`, if the server may take time to end: without `--shutdown-timeout 10` vLLM kills what would take away its queues of the other ranks (`psm_*`, some 50 KiB) |
+| the machine | no process, and no shared memory in `/dev/shm`, if the server may take time to end: without `--shutdown-timeout 10` vLLM kills what would take away its queues of the other ranks (`psm_*`, some 50 KiB). Where everything is killed at once, server, engine and ranks, vLLM's queues stay: remove `/dev/shm/psm_*` when no vLLM runs |
 | the next start | serves |
 
 The other way round, an engine whose server or program was killed (SIGKILL) is asked to end after 5 s, and killed after 10;

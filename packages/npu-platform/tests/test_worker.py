@@ -95,6 +95,19 @@ def test_a_device_that_is_not_there_is_refused(local_rank: int, parallel: dict[s
 SOCKETS = [("host", frozenset(range(32))), ("host", frozenset(range(32, 64)))]
 
 
+def test_a_launcher_that_started_another_number_of_ranks_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of vLLM would wait for those that nobody started, or end with a sentence of gloo's."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # as this configuration itself sets it
+    launched = {"distributed_executor_backend": "external_launcher"}
+    for ranks in (1, 4):
+        said = f"started 2 processes .WORLD_SIZE., and the layout has {ranks} ranks: start as many"
+        with pytest.raises(ConfigurationError, match=said):
+            worker(0, **launched, tensor_parallel_size=ranks)._init_device()
+    worker(0, **launched, tensor_parallel_size=2)._check_launcher()
+    worker(0, tensor_parallel_size=4)._check_launcher()  # a variable of somebody else's
+
+
 def test_a_rank_with_a_socket_of_its_own_has_all_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NPU_NUM_THREADS", raising=False)
     monkeypatch.delenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", raising=False)

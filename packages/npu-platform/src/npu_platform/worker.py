@@ -77,12 +77,13 @@ class NPUWorker(Worker):
     def init_device(self) -> None:
         """Take this rank's device, join the process groups, measure the memory and build the model runner.
 
-        Raises ConfigurationError when there are fewer devices than ranks.
+        Raises ConfigurationError when there are fewer devices than ranks, or a launcher has started another number.
         """
         with self.start_times.part("device"):
             self._init_device()
 
     def _init_device(self) -> None:
+        self._check_launcher()
         self.local_rank += self._first_of_engine()
         self.device = torch.device("npu", self._visible_device())
         torch.accelerator.set_device_index(self.device)
@@ -369,6 +370,19 @@ class NPUWorker(Worker):
             return 0  # vLLM has cut the list for this engine
         replica = parallel.data_parallel_rank_local
         return (parallel.data_parallel_index if replica is None else replica) * parallel.world_size
+
+    def _check_launcher(self) -> None:
+        """Raise ConfigurationError where torchrun has started more or fewer ranks than there are: they would wait."""
+        parallel, started = self.parallel_config, os.environ.get("WORLD_SIZE")
+        ranks = parallel.world_size
+        if parallel.distributed_executor_backend != "external_launcher" or started in (None, str(ranks)):
+            return
+        msg = (
+            f"the launcher has started {started} processes (WORLD_SIZE), and the layout has {ranks} ranks: start as "
+            f"many (torchrun --nproc-per-node {ranks}, on one host), or change --tensor-, --pipeline- or "
+            "--data-parallel-size."
+        )
+        raise ConfigurationError(msg)
 
     def _visible_device(self) -> int:
         """Return the ordinal in this process of the device that vLLM or ``--device-ids`` assigned to this rank.
