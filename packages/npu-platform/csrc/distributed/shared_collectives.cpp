@@ -62,6 +62,9 @@ constexpr size_t kPieceBytes = size_t(256) << 10;
 // What is gathered, from so many bytes on, goes past the caches, too: nobody would find its beginning there.
 constexpr size_t kBytesPastCaches = size_t(8) << 20;
 
+// So much of each part of an all-to-all goes with the sizes: a decode step's parts have no second exchange.
+constexpr size_t kBytesWithSizes = size_t(64) << 10;
+
 // A reduce-scatter and an all-gather. Each part is summed by one rank, in the order of the ranks, as in one exchange.
 void all_reduce_in_parts(const SharedCall& call, const Reduction& what, Bytes data) {
   const size_t item = c10::elementSize(what.dtype), ranks = size_t(call.segment.size()), own = size_t(call.segment.rank());
@@ -182,23 +185,31 @@ void shared_all_to_all(const SharedCall& call, c10::ArrayRef<ConstBytes> inputs,
                        c10::ArrayRef<size_t> taken) {
   const size_t ranks = inputs.size(), own = size_t(call.segment.rank());
   const ExchangeLabel label = label_of(call, 0);
-  // The sizes first: a rank knows its own only, and all must make as many exchanges as the longest part needs.
-  contribute(call, given.data(), ranks * sizeof(size_t));
+  // The sizes first, and the beginning of each part with them: a rank knows its own sizes only, and all must make as many
+  // exchanges as the longest part needs.
+  const size_t head = ranks * sizeof(size_t), first = std::min(kBytesWithSizes, (SharedSegment::kSlotBytes - head) / ranks);
+  Bytes slot = call.segment.begin(head + ranks * first, call.deadline);
+  copy_bytes(slot, given.data(), head);
+  for (size_t rank = 0; rank < ranks; ++rank) copy_into_slot(slot + head + rank * first, inputs[rank], std::min(given[rank], first));
   call.segment.arrive(label);
   size_t longest = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     std::vector<size_t> theirs(ranks);
-    copy_bytes(theirs.data(), call.segment.await(int(rank), call.deadline), ranks * sizeof(size_t));
+    copy_bytes(theirs.data(), call.segment.await(int(rank), call.deadline), head);
     TORCH_CHECK(theirs[own] == taken[rank], "npuccl: ", call.name, ": rank ", rank, " has ", theirs[own], " bytes for rank ", own,
                 ", which expects ", taken[rank], ".");
     longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
   }
-  in_pieces(longest, SharedSegment::kSlotBytes / ranks, [&](size_t begin, size_t end) {
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    copy_bytes(outputs[rank], call.segment.await(int(rank), call.deadline) + head + own * first, std::min(taken[rank], first));
+  }
+  if (longest <= first) return;
+  in_pieces(longest - first, SharedSegment::kSlotBytes / ranks, [&](size_t begin, size_t end) {
     const size_t step = end - begin;
-    auto from = [&](size_t size) { return std::min(begin, size); };
-    auto length = [&](size_t size) { return std::min(end, size) - from(size); };
-    Bytes slot = call.segment.begin(ranks * step, call.deadline);
-    for (size_t rank = 0; rank < ranks; ++rank) copy_into_slot(slot + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
+    auto from = [&](size_t size) { return std::min(first + begin, size); };
+    auto length = [&](size_t size) { return std::min(first + end, size) - from(size); };
+    Bytes next = call.segment.begin(ranks * step, call.deadline);
+    for (size_t rank = 0; rank < ranks; ++rank) copy_into_slot(next + rank * step, inputs[rank] + from(given[rank]), length(given[rank]));
     call.segment.arrive(label);
     for (size_t rank = 0; rank < ranks; ++rank) {
       ConstBytes theirs = call.segment.await(int(rank), call.deadline) + own * step;

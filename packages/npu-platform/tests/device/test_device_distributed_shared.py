@@ -115,11 +115,12 @@ def all_to_all(seed, count, dtype, op, root):
 FLOATS = ["float32", "float64", "bfloat16", "float16"]
 INTEGERS = ["int8", "uint8", "int32", "int64", "bool"]
 SLOT = 1 << 20  # bytes a rank can contribute at once
+WITH_SIZES = 1 << 16  # bytes of each part of an all-to-all that go with the sizes
 # Around the edges of the vector loops, of their blocks and of the slots.
 COUNTS = st.one_of(
     st.integers(0, 40),
     st.integers(500, 1100),
-    st.sampled_from([SLOT // 8, SLOT // 2, SLOT // 2 + 1, SLOT + 5]),
+    st.sampled_from([WITH_SIZES // 4, WITH_SIZES // 2 + 14, SLOT // 8, SLOT // 2, SLOT // 2 + 1, SLOT + 5]),
 )
 CASES = st.one_of(
     st.tuples(st.sampled_from(FLOATS), st.sampled_from(["SUM", "AVG", "PRODUCT", "MIN", "MAX"])),
