@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 import npu_kvconnector.spec  # noqa: F401  # registers the tier
 from npu_kvconnector.config import GuardConfig
-from npu_kvconnector.errors import StoreError
+from npu_kvconnector.errors import OptionError, StoreError
+from npu_kvconnector.secret_file import read_secret
 from npu_kvconnector.tiers.breaker import BreakerState
 from npu_kvconnector.tiers.durable import manager, reader, segments, store
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
@@ -72,12 +74,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 class Engine:
     """The scheduler's steps, with a durable tier behind its guard."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: object) -> None:
         self.memory = np.zeros((CHUNKS, BLOCK), np.uint8)
         for number in range(CHUNKS):
             self.memory[number] = np.frombuffer(block_of(number), np.uint8)
         spec = CPUOffloadingSpec(offloading_config(block_bytes=BLOCK))
-        options = {"type": "durable", "bytes": "16MiB", "revision": "r", "path": str(folder)}
+        options = {"type": "durable", "bytes": "16MiB", "revision": "r", "path": str(folder)} | more
         self.tier = SecondaryTierFactory.create_secondary_tier(options, memoryview(self.memory), spec)
         assert isinstance(self.tier, DurableTierManager)
         self.tier.silent_seconds = 0.5  # from now on: beside other tests a start may take longer
@@ -357,6 +359,18 @@ def test_what_is_wrong_is_said_at_the_start_where_the_disk_says_it_in_time(
         Engine(tmp_path / "store")
     later.join()
     assert can_be_locked(tmp_path / "store")
+
+
+def test_a_secret_on_a_disk_that_hangs_is_refused_before_the_store_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "read_secret", functools.partial(read_secret, seconds=0.2))
+    secret = tmp_path / "secret"
+    os.mkfifo(secret, 0o600)
+    with pytest.raises(OptionError, match=f"secret_file={secret} was not read"):
+        Engine(tmp_path / "store", secret_file=str(secret))
+    assert not (tmp_path / "store").exists()
+    secret.write_bytes(b"")  # lets the thread end
 
 
 STARTS = """
