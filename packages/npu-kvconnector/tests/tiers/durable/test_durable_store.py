@@ -1,78 +1,27 @@
-"""A store of blocks: kept through restarts, within its quota, and never wrong whatever happens to its files."""
+"""A store of blocks: kept through restarts, within its quota, and in the order of its commits."""
 
 from __future__ import annotations
 
 import errno
 import itertools
-import os
-import random
-import stat
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import lmdb
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from npu_kvconnector.errors import OptionError, StoreError
-from npu_kvconnector.tiers.durable import files, segments
+from npu_kvconnector.errors import StoreError
+from npu_kvconnector.tiers.durable import segments
 from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
-from npu_kvconnector.tiers.durable.index import decode_entry, encode_entry
-from npu_kvconnector.tiers.durable.reader import StoreReader
-from npu_kvconnector.tiers.durable.recovery import newest_index
-from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, StoreFullError
+from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError
+from tests.support.durable_store import QUOTA, REALM, SIZE, block, held, name, open_store, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-REALM = b"a realm of blocks"[:16]
-SIZE = 20_000
-QUOTA = 12 * 2**20
-
-
-def name(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def block(number: int, size: int = SIZE) -> bytes:
-    return random.Random(number).randbytes(size)
-
-
-def open_store(folder: Path, **options: object) -> DurableStore:
-    return DurableStore(folder, **{"quota": QUOTA, "block_bytes": SIZE, "commit_seconds": 0} | options)  # type: ignore[arg-type]
-
-
-def put(store: DurableStore, *numbers: int) -> None:
-    for number in numbers:
-        store.put(name(number), REALM, memoryview(block(number)))
-
-
-def held(store: StoreReader, numbers: range) -> list[int]:
-    """Return the numbers of the blocks there are; each must be what was stored."""
-    found = []
-    for number in numbers:
-        read = store.read(name(number))
-        if read is not None:
-            assert bytes(read.payload) == block(number)
-            found.append(number)
-    return found
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[DurableStore]:
-    opened = open_store(folder)
-    yield opened
-    opened.close()
 
 
 def test_blocks_outlive_the_store(store: DurableStore, folder: Path) -> None:
@@ -219,141 +168,6 @@ def test_a_smaller_quota_is_kept_after_a_restart(store: DurableStore, folder: Pa
     smaller.close()
 
 
-def test_an_unclean_end_loses_nothing_that_was_written(store: DurableStore, folder: Path) -> None:
-    put(store, *range(5))
-    store.commit()
-    put(store, *range(5, 10))
-    store.abandon()  # the lock is free, and the index does not know the last five
-    again = open_store(folder)
-    assert again.recovered.adopted == 5
-    assert held(again, range(10)) == list(range(10))
-    again.close()
-    store.index.close()
-
-
-def test_a_torn_tail_ends_where_it_is_torn(store: DurableStore, folder: Path) -> None:
-    put(store, *range(4))
-    store.abandon()
-    [segment] = (folder / "segments").glob("*.seg")
-    with segment.open("r+b") as file:
-        file.seek(PAGE + 3 * (PAGE + 5 * PAGE) + 2 * PAGE)  # in the payload of the fourth
-        file.write(bytes(PAGE))
-    again = open_store(folder)
-    assert again.recovered.adopted == 3
-    assert name(3) not in again
-    assert held(again, range(4)) == [0, 1, 2]
-    again.close()
-    store.index.close()
-
-
-@pytest.mark.parametrize("part", ["data.mdb", "segment"])
-@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=pytest.mark.nightly)])
-def test_bit_flips_cost_blocks_and_nothing_else(rounds: int, part: str, store: DurableStore, folder: Path) -> None:
-    put(store, *range(60))
-    store.close()
-    for seed in range(rounds):
-        chance = random.Random(seed)
-        index = newest_index(folder)
-        assert index is not None
-        segment = chance.choice(sorted((folder / "segments").glob("*.seg")))
-        path = index / "data.mdb" if part == "data.mdb" else segment
-        data = bytearray(path.read_bytes())
-        for _ in range(20):
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
-        again = open_store(folder)
-        held(again, range(60))  # checks each block
-        put(again, *range(60))  # what was lost can be stored again
-        assert held(again, range(60)) == list(range(60))
-        again.close()
-
-
-def test_a_damaged_block_is_given_up_and_can_be_stored_again(store: DurableStore, folder: Path) -> None:
-    put(store, 1, 2)
-    store.commit()
-    [segment] = (folder / "segments").glob("*.seg")
-    with segment.open("r+b") as file:
-        file.seek(3 * PAGE)
-        file.write(b"not what was stored")
-    assert held(store, range(3)) == [2]
-    assert store.corrupt == 1
-    assert name(1) not in store
-    store.commit()
-    [(_, offset, about)] = store.index.marks()
-    assert offset == PAGE
-    assert about["name"] == name(1).hex()
-    put(store, 1)
-    assert held(store, range(3)) == [1, 2]
-
-
-@pytest.mark.parametrize("what", ["truncate", "remove", "replace", "swap", "superblock"])
-def test_segments_that_are_not_what_they_were(what: str, store: DurableStore, folder: Path) -> None:
-    put(store, *range(80))
-    store.close()
-    first, second = sorted((folder / "segments").glob("*.seg"))[:2]
-    if what == "truncate":
-        os.truncate(first, 3 * PAGE)
-    elif what == "remove":
-        first.unlink()
-    elif what == "replace":
-        first.write_bytes(b"somebody else's file")
-    elif what == "swap":
-        data = first.read_bytes()
-        first.write_bytes(second.read_bytes())
-        second.write_bytes(data)
-    else:
-        with first.open("r+b") as file:
-            file.write(bytes(8))
-    again = open_store(folder)
-    there = held(again, range(80))
-    assert len(there) < 80
-    put(again, *range(80))
-    assert held(again, range(80)) == list(range(80))
-    again.close()
-
-
-def test_without_an_index_the_blocks_are_found(store: DurableStore, folder: Path) -> None:
-    put(store, *range(60))
-    store.close()
-    index = newest_index(folder)
-    assert index is not None
-    (index / "data.mdb").write_bytes(random.Random(0).randbytes(100_000))
-    again = open_store(folder)
-    assert again.recovered.was_rebuilt
-    assert held(again, range(60)) == list(range(60))
-    assert list((folder / "quarantine").iterdir())
-    again.close()
-
-
-@pytest.mark.parametrize("lost", ["an entry", "a segment", "a newer entry"])
-def test_an_index_of_before_is_noticed(lost: str, store: DurableStore, folder: Path) -> None:
-    """As where the disk gives back a page that is whole, but older than the last transaction."""
-    put(store, *range(60))
-    store.close()
-    index = newest_index(folder)
-    assert index is not None
-    with lmdb.open(os.fspath(index), max_dbs=8) as environment:
-        blocks, segments = environment.open_db(b"blocks"), environment.open_db(b"segments")
-        with environment.begin(write=True) as transaction:
-            if lost == "an entry":
-                assert transaction.delete(name(7), db=blocks)
-            elif lost == "a segment":
-                assert transaction.delete((1).to_bytes(8, "big"), db=segments)
-            else:
-                entry = decode_entry(name(7), transaction.get(name(7), db=blocks))
-                assert entry is not None
-                older = entry._replace(used_tick=entry.used_tick + 1)
-                transaction.put(name(7), encode_entry(name(7), older), db=blocks)
-    again = open_store(folder)
-    assert again.recovered.was_rebuilt
-    assert held(again, range(60)) == list(range(60))
-    again.close()
-    third = open_store(folder)  # the new one is whole
-    assert not third.recovered.was_rebuilt
-    assert held(third, range(60)) == list(range(60))
-    third.close()
-
-
 def test_an_index_is_whole_whatever_was_done_to_it(store: DurableStore) -> None:
     put(store, *range(300))  # evicts
     for number in range(300):
@@ -393,111 +207,6 @@ def test_a_new_segment_outlives_the_notes_of_uses(
     again = open_store(folder)
     assert newest in again
     again.close()
-
-
-@pytest.mark.parametrize("failing", [5, 40])
-def test_a_disk_that_fails_for_a_moment_costs_no_blocks(
-    failing: int, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(store, *range(60))
-    store.close()
-    index = newest_index(folder)
-    assert index is not None
-    (index / "data.mdb").write_bytes(random.Random(0).randbytes(100_000))  # so that every record is looked at
-    reads = itertools.count()
-
-    def read_at(*arguments: Any) -> int:
-        if next(reads) == failing:
-            raise OSError(errno.EIO, "for a moment")
-        return files.read_at(*arguments)
-
-    monkeypatch.setattr(segments, "read_at", read_at)
-    again = open_store(folder)
-    assert next(reads) > failing
-    assert held(again, range(60)) == list(range(60))
-    again.close()
-
-
-def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        store = open_store(tmp_path / "store")
-        put(store, 1)
-        store.close()
-    finally:
-        os.umask(before)
-    for path in (tmp_path / "store").rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
-
-
-def test_a_folder_with_other_files_is_refused_and_left_alone(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(OptionError, match="other files"):
-        open_store(folder)
-    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
-
-
-def test_other_files_in_a_store_are_left_alone(store: DurableStore, folder: Path) -> None:
-    store.close()
-    for path in (folder / "notes.txt", folder / "segments" / "notes.seg", folder / "index-of-notes"):
-        path.write_text("notes")
-    again = open_store(folder)
-    put(again, *range(600))
-    again.close()
-    assert [path.read_text() for path in folder.rglob("*note*")] == ["notes"] * 3
-
-
-@pytest.mark.parametrize(
-    ("spoil", "match"),
-    [
-        (lambda folder: folder.write_text("a file"), "cannot be used"),
-        (lambda folder: (folder.mkdir(), (folder / "store.json").write_text("{}")), "holds no store"),
-        (
-            lambda folder: (
-                folder.mkdir(),
-                (folder / "store.json").write_text('{"format": 9, "id": "%s"}' % ("0" * 32)),
-            ),
-            "format 9, this version reads 1: update npu-kvconnector",
-        ),
-        (
-            lambda folder: (folder.parent / "real").mkdir() or folder.symlink_to(folder.parent / "nowhere"),
-            "cannot be used",
-        ),
-    ],
-)
-def test_what_is_no_store_is_refused(spoil: Callable[[Path], object], match: str, folder: Path) -> None:
-    spoil(folder)
-    with pytest.raises((OptionError, StoreError), match=match):
-        open_store(folder)
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "way_out"),
-    [(errno.ENOSPC, StoreFullError, "make room on that disk"), (errno.EROFS, OptionError, "write there")],
-)
-def test_what_the_system_says_comes_with_a_way_out(
-    number: int, kind: type[Exception], way_out: str, store: DurableStore, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.SegmentWriter", fail)
-    with pytest.raises(StoreError, match=way_out):
-        put(store, 1)
-    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.write_whole", fail)
-    with pytest.raises(StoreError, match=way_out):
-        open_store(folder.with_name("other"))
-    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.open_file", fail)
-    with pytest.raises(kind, match=f"path=.*{way_out}"):
-        open_store(folder.with_name("third"))
-
-
-def test_too_small_a_quota_says_how_much_is_needed(folder: Path) -> None:
-    with pytest.raises(OptionError, match="give the tier at least"):
-        open_store(folder, quota=5 * 2**20, block_bytes=2**20)
-    assert not folder.exists()
 
 
 def test_one_process_writes(store: DurableStore, folder: Path) -> None:
