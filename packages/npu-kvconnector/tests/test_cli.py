@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from npu_kvconnector.cli import main
+from npu_kvconnector.cli import check, main
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM knows its own tiers")
 
 
 def test_json_says_what_a_configuration_would_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +31,36 @@ def test_json_says_what_a_configuration_would_do(capsys: pytest.CaptureFixture[s
 def test_a_wrong_configuration_is_a_problem(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", config]) == 1
     assert "problem: --config: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tier", "said"),
+    [
+        ({"type": "durable", "path": "/x", "byte": 1}, "durable: unknown key 'byte' .* did you mean 'bytes'"),
+        ({"type": "durable", "path": "x", "bytes": 1}, "durable: path must be the absolute name of a folder"),
+        ({"type": "remote", "ur": "s3://bucket/kv"}, "remote: unknown key 'ur' .* did you mean 'url'"),
+        pytest.param({"type": "durabel"}, "durabel: .*'durable'", marks=needs_vllm),
+        pytest.param({"type": "Mine", "module_path": "no.such"}, "Mine: No module named 'no'", marks=needs_vllm),
+        pytest.param(
+            {"type": "p2p", "transport": "tpc"}, 'p2p: transport .* must be "nixl" or "tcp"', marks=needs_vllm
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_tier_is_a_problem_with_its_place(
+    tier: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    durable = {"type": "durable", "path": "/var/cache/npu-kv", "bytes": "100GiB"}
+    assert main(["check", "--config", json.dumps({"secondary_tiers": [durable, tier]})]) == 1
+    assert re.search(f"problem: --config: tier 2, {said}", capsys.readouterr().out)
+
+
+def test_two_tiers_of_the_documentation_are_no_problem() -> None:
+    tiers = [
+        {"type": "durable", "path": "/var/cache/npu-kv", "bytes": 107374182400},
+        {"type": "remote", "url": "s3://bucket/kv"},
+    ]
+    report = check(json.dumps({"cpu_bytes_to_use": 2147483648, "secondary_tiers": tiers}))
+    assert not [problem for problem in report["problems"] if "tier" in problem]
 
 
 def test_a_partial_allow_list_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from npu_kvconnector import CONNECTOR, register
 from npu_kvconnector.commands.arguments import arguments_of_stores, run_command
+from npu_kvconnector.commands.tiers import tier_problems
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import OptionError
 
@@ -50,7 +51,9 @@ def check(config: str) -> dict[str, Any]:
     }
     try:
         extra_config = json.loads(config)
-        report["options"] = dataclasses.asdict(OffloadConfig.parse(extra_config))
+        options = OffloadConfig.parse(extra_config)
+        report["options"] = dataclasses.asdict(options)
+        problems += [f"--config: {problem}" for problem in tier_problems(options)]
         transfer = {"kv_connector": CONNECTOR, "kv_role": "kv_both"}
         if extra_config:
             transfer["kv_connector_extra_config"] = extra_config

@@ -214,3 +214,15 @@ def test_doctor_counts_what_tiers_take_of_the_memory(run: Run, tmp_path: Path) -
     assert code == 1
     assert "pending_bytes" in report["problems"][0]
     assert "bytes of the tiers behind it, is more than" in report["problems"][1]
+
+
+def test_doctor_says_what_a_start_would_say_of_a_tier_and_says_it_once(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    wrong = [{"type": "durable", "path": str(tmp_path / "store"), "byte": 1}, {"type": "durabel"}]
+    config = {"cpu_bytes_to_use": "64MiB", "secondary_tiers": wrong}
+    code, report = run("doctor", "--model", tmp_path, "--config", json.dumps(config))
+    assert code == 1
+    first, second = report["problems"]
+    assert "did you mean 'bytes'" in first
+    assert second.startswith("tier 2, durabel: Unknown secondary tier type")

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from npu_kvconnector.commands.tiers import own_options, tier_problems
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import KVConnectorError, OptionError
 from npu_kvconnector.tiers.durable.config import DurableConfig
@@ -19,7 +20,6 @@ from npu_kvconnector.tiers.tcp.config import TCP_TIER, TcpConfig
 
 __all__ = ["bytes_per_token", "diagnose"]
 
-_OF_ANY_TIER = ("type", "transport", "module_path", "backpressure", "guard")
 _BYTES = {"float32": 4, "float": 4, "fp8": 1, "fp8_e4m3": 1, "int8": 1}
 
 
@@ -48,6 +48,7 @@ def diagnose(model: str, config: str, *, kv_cache_dtype: str = "auto") -> dict[s
     report["durable"] = [_durable(tier, each, problems) for tier in tiers]
     report["remote"] = [_remote(tier, problems) for tier in behind if tier.get("type") == "remote"]
     report["p2p_tcp"] = [_over_tcp(tier, each, problems) for tier in behind if _is_over_tcp(tier)]
+    problems += [found for found in tier_problems(options) if not found.endswith(tuple(problems))]
     beside = sum(tier.get("memory", 0) for tier in (*report["remote"], *report["p2p_tcp"]))
     if host + beside > memory:
         what = f"cpu_bytes_to_use={host}" + (f", with {beside} bytes of the tiers behind it," if beside else "")
@@ -109,7 +110,7 @@ def _settings(model: str) -> dict[str, Any]:
 def _durable(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, Any]:
     """Return what a durable tier holds, and what of the disk it is on."""
     try:
-        options = DurableConfig.parse(_own(tier))
+        options = DurableConfig.parse(own_options(tier))
     except OptionError as error:
         problems.append(str(error))
         return {}
@@ -131,7 +132,7 @@ def _durable(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, 
 def _remote(tier: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Return where a remote tier's store is, whose size nobody here knows, and the memory that the tier takes."""
     try:
-        options = RemoteConfig.parse(_own(tier))
+        options = RemoteConfig.parse(own_options(tier))
     except OptionError as error:
         problems.append(str(error))
         return {}
@@ -146,12 +147,8 @@ def _is_over_tcp(tier: dict[str, Any]) -> bool:
 def _over_tcp(tier: dict[str, Any], each: int, problems: list[str]) -> dict[str, Any]:
     """Return how many tokens a p2p tier over TCP holds for peers, and the memory that it takes."""
     try:
-        options = TcpConfig.parse(_own(tier))
+        options = TcpConfig.parse(own_options(tier))
     except OptionError as error:
         problems.append(str(error))
         return {}
     return {"tokens": options.bytes // each, "memory": options.bytes + options.pending_bytes}
-
-
-def _own(tier: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tier.items() if name not in _OF_ANY_TIER}
