@@ -220,6 +220,19 @@ def test_bars_name_the_best_peer_and_the_limit_of_the_machine():
     assert not bars["process start to first token, caches warm"].met
 
 
+def test_contestants_that_were_up_together_are_compared_round_by_round():
+    turns = [
+        turn("npu", 1, 1.0),
+        turn("npu", 2, 3.0),
+        turn("vllm", 1, 1.2),
+        turn("vllm", 2, 4.2),
+        turn("llama.cpp", 1, 1.5),
+    ]
+    bars = {bar.what: bar for bar in judged(record(*turns) | {"together": True})}
+    assert bars["prefill 512"].measured == "1.30x vllm"  # the median of 1.2 and 1.4; beside llama.cpp it is 1.5
+    assert {bar.what: bar for bar in judged(record(*turns))}["prefill 512"].measured == "0.75x llama.cpp"
+
+
 def test_steps_of_four_bits_have_bars_of_their_own(tmp_path):
     turns = [turn("npu", 1, 0.25), turn("npu-head", 1, 0.1), turn("llama.cpp Q4_0", 1, 0.5)]
     of_four_bits = record(*turns) | {"weights": rounded.NAME}
