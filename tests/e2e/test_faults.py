@@ -81,10 +81,14 @@ def fails_in_the_open(server: Server, kill: str = "", number: int = signal.SIGKI
         assert until(lambda: health(server) != 200, PATIENCE), "/health says that all is well"
         begin = time.monotonic()
         answers = [client.result() for client in clients]
+    # Whose answer was whole a moment before may ask again when nobody listens any more: that connection is refused.
+    streams, others = (
+        [one for one in some if "ConnectError" not in one.text] for some in (answers[::2], answers[1::2])
+    )
     # What streams has said 200 with its first token, and the error is its last event; before that it gets a status too.
-    assert {status for status, _ in answers[::2]} in ({200}, {200, STATUS})
-    assert {status for status, _ in answers[1::2]} == {STATUS}
-    for _, text in answers:
+    assert {status for status, _ in streams} in ({200}, {200, STATUS}), streams
+    assert {status for status, _ in others} == {STATUS}, others
+    for _, text in streams + others:
         assert EVENT in text[-300:], text[-500:]
     assert until(lambda: not server.processes_alive(), PATIENCE), "the server stays without its engine"
     assert time.monotonic() - begin < PATIENCE
