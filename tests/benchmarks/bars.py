@@ -62,9 +62,9 @@ def steps_of_four_bits(record: dict[str, Any]) -> list[Bar]:
         if ours and case in FOUR_BITS:
             took = ours.median * 1e3
             bars.append(Bar(case, f"{FOUR_BITS[case]} ms at most", f"{took:.1f} ms", took <= FOUR_BITS[case]))
-        if ours and best:
-            times = best[1]
-            bars.append(Bar(case, "not slower than the best peer", f"{times:.2f}x {best[0]}", times >= 1))
+        if best:
+            peer, times = best
+            bars.append(Bar(case, "not slower than the best peer", f"{times:.2f}x {peer}", times >= 1))
     return bars
 
 
@@ -90,10 +90,10 @@ def beside_peers(record: dict[str, Any], tier: str) -> list[Bar]:
     bars = []
     for case in cases_of(record):
         goal = TIMES.get(tier, {}).get(case, None if tier in TIMES else OTHERWISE)
-        ours, best = results.seconds(record, "npu", case), best_peer(record, case)
-        if goal and ours and best:
-            times = best[1]
-            bars.append(Bar(case, f"{goal}x the best peer", f"{times:.2f}x {best[0]}", times >= goal))
+        best = best_peer(record, case)
+        if goal and best:
+            peer, times = best
+            bars.append(Bar(case, f"{goal}x the best peer", f"{times:.2f}x {peer}", times >= goal))
     return bars
 
 
@@ -108,7 +108,7 @@ def best_peer(record: dict[str, Any], case: str) -> tuple[str, float] | None:
 
 
 def times_as_fast(record: dict[str, Any], peer: str, case: str) -> float | None:
-    """Return a peer's seconds over ours; where all were up at once, the median of what they are in each round."""
+    """Return a peer's seconds over ours, None without both; where all were up at once, the median over the rounds."""
     ours, theirs = (results.seconds(record, name, case) for name in ("npu", peer))
     if ours is None or theirs is None:
         return None
@@ -118,7 +118,8 @@ def times_as_fast(record: dict[str, Any], peer: str, case: str) -> float | None:
     for turn in record["turns"]:
         if turn["contestant"] in ("npu", peer) and case in turn["seconds"]:
             rounds.setdefault(turn["round"], {})[turn["contestant"]] = median(turn["seconds"][case])
-    return median(found[peer] / found["npu"] for found in rounds.values() if len(found) > 1)
+    ratios = [found[peer] / found["npu"] for found in rounds.values() if len(found) > 1]
+    return median(ratios) if ratios else None
 
 
 def of_memory(record: dict[str, Any]) -> list[Bar]:

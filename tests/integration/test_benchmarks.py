@@ -231,6 +231,8 @@ def test_contestants_that_were_up_together_are_compared_round_by_round():
     bars = {bar.what: bar for bar in judged(record(*turns) | {"together": True})}
     assert bars["prefill 512"].measured == "1.30x vllm"  # the median of 1.2 and 1.4; beside llama.cpp it is 1.5
     assert {bar.what: bar for bar in judged(record(*turns))}["prefill 512"].measured == "0.75x llama.cpp"
+    apart = record(turn("npu", 1, 1.0), turn("vllm", 2, 1.2)) | {"together": True}  # each failed in the other's round
+    assert "prefill 512" not in {bar.what for bar in judged(apart)}
 
 
 def test_steps_of_four_bits_have_bars_of_their_own(tmp_path):
