@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load vLLM's general plugins and its kernels' bodies, and let the V2 runner copy buffers."""
+    """Load vLLM's general plugins and its kernels' bodies, and let the V2 runner make buffers."""
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
 
@@ -17,6 +17,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
     load_general_plugins()
     current_platform.register_triton_kernel_overrides()
-    buffers = compat.copied_buffers()
+    buffers = compat.buffers_of_npu()
     buffers.__enter__()
     config.add_cleanup(lambda: buffers.__exit__(None, None, None))

@@ -30,7 +30,7 @@ SUBSTITUTIONS = {
         "vllm.model_executor.offloader.uva",
         "get_accelerator_view_from_cpu_tensor",
     ),
-    "buffers": (compat.copied_buffers, "vllm.v1.worker.gpu.buffer_utils", "UvaBuffer"),
+    "buffers": (compat.buffers_of_npu, "vllm.v1.worker.gpu.buffer_utils", "UvaBuffer"),
     "batch_invariance": (
         compat.without_triton_batch_invariance,
         "vllm.model_executor.determinism.batch_invariant",
@@ -127,7 +127,7 @@ def test_every_substitution_is_listed() -> None:
         compat.graph_capture_on_npu,
         compat.without_kernel_warmup,
         compat.short_warm_up,
-        compat.copied_buffers,
+        compat.buffers_of_npu,
         compat.profiler_knows_npu,
         compat.weights_in_host_memory,
         compat.quick_sources,

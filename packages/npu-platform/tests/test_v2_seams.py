@@ -111,23 +111,15 @@ def test_vllm_still_has_no_view_of_host_memory_for_npu() -> None:
     from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
     from vllm.v1.worker.gpu import buffer_utils
 
+    from npu_platform.v2.buffers import SharedBuffer
+
     with pytest.raises(ValueError, match="not supported in"):
         get_accelerator_view_from_cpu_tensor(torch.zeros(1))
     before = buffer_utils.UvaBuffer
-    with compat.copied_buffers():
+    with compat.buffers_of_npu():
         pool = buffer_utils.UvaBufferPool(4, torch.int32, max_concurrency=2)
     assert buffer_utils.UvaBuffer is before
-    assert all(isinstance(buffer, compat.CopiedBuffer) for buffer in pool._uva_bufs)
+    assert all(isinstance(buffer, SharedBuffer) for buffer in pool._uva_bufs)
     grown = pool.copy_to_uva(list(range(9)))
-    assert isinstance(pool._uva_bufs[pool._curr], compat.CopiedBuffer)
+    assert isinstance(pool._uva_bufs[pool._curr], SharedBuffer)
     assert (grown.device.type, grown.tolist()) == ("npu", list(range(9)))
-
-
-def test_a_buffer_follows_the_host_when_it_is_asked_for() -> None:
-    buffer = compat.CopiedBuffer((3, 2), torch.int64)
-    first = buffer.uva()
-    buffer.np[:] = 5
-    assert first.sum() == 0
-    assert buffer.uva(2).tolist() == [[5, 5], [5, 5]]
-    assert first.tolist() == [[5, 5], [5, 5], [0, 0]]
-    assert buffer.cpu.is_pinned()

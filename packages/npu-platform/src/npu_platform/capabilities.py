@@ -32,7 +32,7 @@ class Capabilities:
     needs_compilation: bool = False
     """Whether models run in vLLM's compiled mode only."""
     reads_host_memory: bool = True
-    """Whether kernels read pinned memory of the host where it is, as for ``--cpu-offload-gb``."""
+    """Whether kernels use pinned memory of the host where it is: the V2 runner's buffers, offloaded weights."""
 
     def no_dtype(self, dtype: torch.dtype) -> str | None:
         """Return the sentence that refuses a dtype, or None where the device computes in it."""

@@ -17,7 +17,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ def no_graph_capture(*_: Any, **__: Any) -> contextlib.AbstractContextManager[No
 
 
 @contextlib.contextmanager
-def copied_buffers() -> Iterator[None]:
-    """Let the V2 runner make buffers that are copied to the device, in the place of ``UvaBuffer``.
+def buffers_of_npu() -> Iterator[None]:
+    """Let the V2 runner make buffers of npu in the place of ``UvaBuffer``.
 
     Why: ``get_accelerator_view_from_cpu_tensor`` knows CUDA and XPU only, and vLLM's own way without unified addressing
     would have no pinned memory anywhere. Buffers are made in the constructors of two dozen states; those that grow
@@ -100,33 +100,10 @@ def copied_buffers() -> Iterator[None]:
     """
     from vllm.v1.worker.gpu import buffer_utils
 
-    with _substituted(vars(buffer_utils), "UvaBuffer", CopiedBuffer):
+    from npu_platform.v2 import buffers  # this module is imported where no device is
+
+    with _substituted(vars(buffer_utils), "UvaBuffer", buffers.of_device()):
         yield
-
-
-class CopiedBuffer:
-    """Numbers that the host writes and kernels read: pinned memory, and a tensor of the device that follows it.
-
-    Neither sleeps: a request that ends while its engine sleeps has its numbers brought up to date in a step of nothing.
-
-    Args:
-        size: shape of both.
-        dtype: of both.
-    """
-
-    def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
-        from npu_platform.torch_npu.memory import outside_pools  # this module is imported where no device is
-
-        self.cpu = torch.zeros(size, dtype=dtype, pin_memory=True)  # type: ignore[call-overload]
-        self.np = self.cpu.numpy()
-        with outside_pools():
-            self._device = torch.zeros(size, dtype=dtype, device="npu")  # type: ignore[call-overload]
-
-    def uva(self, n: int | None = None) -> torch.Tensor:
-        """Return the device's tensor, or its first `n` rows, with what the host has written."""
-        if n is None:
-            return self._device.copy_(self.cpu, non_blocking=True)
-        return self._device[:n].copy_(self.cpu[:n], non_blocking=True)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+    LogitsContext,
+    LogitsProcessor,
+    LogitsProcRequestState,
+)
+from vllm.v1.worker.gpu.states import RequestState
 
+from npu_platform import compat
 from npu_platform.v2.sampler import NPUPenaltiesState, NPUSamplerV2
 from tests.support.vllm_process import run_module
 
@@ -89,3 +98,46 @@ def test_choices_and_penalties_are_those_of_vllms_triton_kernels() -> None:
     pytest.importorskip("triton")
     done = run_module("tests.support.v2_sampling", VLLM_USE_V2_MODEL_RUNNER="1")
     assert done.stdout.splitlines()[-1:] == ["choices and penalties are equal"], done.stderr[-2000:]
+
+
+class OfUser(LogitsProcessor):
+    """A processor of a user's, which counts how often it is asked to bring its numbers to the device."""
+
+    asked = 0
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        return False
+
+    def apply_staged_writes(self) -> None:
+        self.asked += 1
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+        return logits
+
+
+def test_what_requests_want_is_brought_to_the_device_when_one_was_added() -> None:
+    device = torch.device("npu")
+    with compat.buffers_of_npu():
+        requests = RequestState(4, 16, 16, 0, 100, device)
+        config, states = VllmConfig(), LogitsProcRequestState.from_request_state(requests)
+        user = OfUser(config, states)
+        sampler = NPUSamplerV2(
+            vllm_config=config,
+            max_num_reqs=4,
+            vocab_size=100,
+            device=device,
+            req_states=requests,
+            custom_logits_processors=[user],
+        )
+    sampler.add_request(1, SamplingParams(temperature=0.5, top_k=7, min_tokens=2))
+    sampler.apply_staged_writes()
+    of_device = sampler.sampling_states.temperature.gpu
+    assert (of_device[1].item(), sampler.sampling_states.top_k.gpu.tolist()) == (0.5, [100, 7, 100, 100])
+    sampler.apply_staged_writes()
+    assert sampler.sampling_states.temperature.gpu is of_device, "nothing changed, so nothing is copied"
+    sampler.add_request(2, SamplingParams(temperature=0.25, seed=5, logit_bias={3: 1.5}))
+    sampler.apply_staged_writes()
+    assert sampler.sampling_states.temperature.gpu.tolist() == [0.0, 0.5, 0.25, 0.0]
+    assert sampler.sampling_states.seeds.gpu[2].item() == 5
+    assert sampler.logits_processors[0].num_logit_bias.gpu.tolist() == [0, 0, 1, 0]
+    assert user.asked == 3, "what a user's processor brings may change in any step"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from npu_platform.errors import KernelLaunchError
 
@@ -72,6 +74,30 @@ def test_threads_and_streams_launch_at_the_same_time():
     for thread in threads:
         thread.join()
     assert [out.unique().tolist() for out in outs] == [[0.0], [1.0], [2.0], [3.0]]
+
+
+@triton.jit
+def turns_kernel(o, times, turns):
+    program = tl.program_id(0)
+    began = globaltimer()
+    value = 0.0
+    for turn in range(turns):
+        value += tl.sum(tl.exp(-tl.arange(0, 32).to(tl.float32) - turn))
+    tl.store(o + program, value)
+    tl.store(times + 2 * program, began)
+    tl.store(times + 2 * program + 1, globaltimer())
+
+
+def test_programs_are_shared_when_they_take_long_though_the_last_ones_took_little():
+    """Which of them are worth another thread is told by the last launch's; the launching thread does not stay alone."""
+    out, times = torch.zeros(6, device="npu"), torch.zeros(6, 2, dtype=torch.int64, device="npu")
+    alone = 1 / (1 - math.exp(-1))  # of a turn
+    for turns in (2, 2, 2, 50_000, 2, 2, 50_000):
+        turns_kernel[(6,)](out, times, turns)
+        torch.testing.assert_close(out.cpu(), torch.full((6,), alone * alone * (1 - math.exp(-turns))))
+        if turns > 2:
+            begun, ended = times.cpu().unbind(1)
+            assert (begun[1:] < ended.cummax(0).values[:-1]).any(), "no two programs ran at the same time"
 
 
 def test_tensors_of_the_host_are_refused_and_empty_grids_are_nothing():

@@ -37,7 +37,7 @@ logger = init_logger("vllm.npu_platform.v2.model_runner")
 
 
 class NPUModelRunnerV2(GPUModelRunner):
-    """vLLM's V2 runner with npu streams, npu graphs and buffers that are copied to the device."""
+    """vLLM's V2 runner with npu streams, npu graphs and buffers of npu."""
 
     # The methods of vLLM that make or use streams and graphs, with the decorators that they have there.
     _make = compat.with_npu_streams(
@@ -68,19 +68,19 @@ class NPUModelRunnerV2(GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner for `device`."""
         logger.info("npu runs vLLM's V2 model runner")
-        with compat.copied_buffers():
+        with compat.buffers_of_npu():
             self._make(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model; arguments are those of vLLM's runner."""
-        with compat.copied_buffers(), compat.weights_in_host_memory():
+        with compat.buffers_of_npu(), compat.weights_in_host_memory():
             self._load_model(*args, **kwargs)
         with_drafts = self.speculative_config is not None
         refuse_states_without_kernels(self.compilation_config.static_forward_context, with_drafts)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches and what depends on them; arguments are those of vLLM's runner."""
-        with compat.copied_buffers():
+        with compat.buffers_of_npu():
             self._initialize_kv_cache(*args, **kwargs)
 
     @functools.cached_property

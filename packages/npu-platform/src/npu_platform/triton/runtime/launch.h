@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "arithmetic.h"
 #include "types.h"
 
 struct npu_launch_table {
@@ -26,27 +27,50 @@ class Arena {
   char* const data;
 };
 
-// Words: the kernel's arguments, each in 8 bytes. Grain: the fewest programs that are worth another thread.
+constexpr int64_t kWorthAThread = 20000;  // ns; one that sleeps takes longer to come
+
+// Words: the kernel's arguments, each in 8 bytes. Grain: the fewest programs that are worth another thread, by their operations. How
+// often loops turn, nobody knows before: from the second launch on, what a program of the last one took says it. Where all of these are
+// not worth a thread by that, the launching one begins alone, and calls others when it was wrong.
 template <int Words, int Grain, uint64_t ArenaBytes, void (*Run)(const Program&, const int64_t*, char*)>
 struct Launch {
   const npu_launch_table* table;
   int32_t x, y, z;
   int64_t arguments[Words ? Words : 1];
 
+  inline static int64_t last = 0;  // ns that a program took; 0: none ran
+
   static void chunk(void* self, int64_t begin, int64_t end) {
     const auto& launch = *static_cast<const Launch*>(self);
+    const int64_t began = nanoseconds();
     Arena arena(ArenaBytes);
     for (int64_t i = begin; i < end; i++) {
       const int64_t plane = i / launch.x;
       Run({int32_t(i % launch.x), int32_t(plane % launch.y), int32_t(plane / launch.y), launch.x, launch.y, launch.z},
           launch.arguments, arena.data);
     }
+    __atomic_store_n(&last, (nanoseconds() - began) / (end - begin) + 1, __ATOMIC_RELAXED);
   }
   static void run(void* self) {
     const auto& launch = *static_cast<const Launch*>(self);
     const int64_t programs = int64_t(launch.x) * launch.y * launch.z;
-    if (programs <= Grain) chunk(self, 0, programs);
-    else launch.table->parallel_for(0, programs, Grain, chunk, self);
+    const int64_t begun = programs <= grain() ? alone(self, programs) : 0;
+    if (begun < programs) launch.table->parallel_for(begun, programs, grain(), chunk, self);
+  }
+  static int64_t grain() {
+    const int64_t each = __atomic_load_n(&last, __ATOMIC_RELAXED);
+    return each ? kWorthAThread / each + 1 : Grain;
+  }
+  // Runs the first programs, for as long as that is worth no other thread; returns how many.
+  static int64_t alone(void* self, int64_t programs) {
+    int64_t begun = 0;
+    const int64_t until = nanoseconds() + kWorthAThread;
+    for (int64_t some = 1; begun < programs && nanoseconds() < until; some *= 2) {
+      const int64_t end = begun + some < programs ? begun + some : programs;
+      chunk(self, begun, end);
+      begun = end;
+    }
+    return begun;
   }
   static void destroy(void* self) { delete static_cast<Launch*>(self); }
 
