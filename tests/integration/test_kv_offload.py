@@ -282,6 +282,22 @@ def test_an_engine_goes_on_and_ends_beside_a_disk_that_hangs(tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("platform", ["npu", "cuda"])
+def test_prompts_come_back_from_a_disk_after_a_restart(platform: str, tmp_path: Path) -> None:
+    """Tokens are those of an engine without a connector, before the restart and after it."""
+    if platform == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    rounds = [[prompt] for prompt in models.prompt_token_ids([PROMPT] * 8, seed=7)]
+    case = Case(platform, "llama", tier={"type": "durable"})
+    alone = case._replace(engine={"enable_prefix_caching": False}, tier=None)
+    without = run_scenario(alone, tmp_path, rounds, connector=False)
+    for loaded in (0, (PROMPT - 1) // BLOCK * BLOCK):
+        run = run_scenario(case, tmp_path, rounds)
+        assert [one[0]["cached"] for one in run["rounds"]] == [loaded] * 8
+        assert [tokens(run, number) for number in range(8)] == [tokens(without, number) for number in range(8)]
+
+
+@pytest.mark.nightly
 def test_states_come_back_with_equal_tokens(tmp_path: Path) -> None:
     shared, *tails = models.prompt_token_ids([290, 9, 40, 290, 290, 290, 290], seed=1)
     prompts = [shared + tails[0], *tails[2:], shared + tails[1], shared + tails[0]]

@@ -156,6 +156,7 @@ def test_a_job_outside_of_the_caches_fails_and_copies_nothing(make: Make, device
     worker = make(caches, blocks_per_chunk=1)
     before = caches.tensors[0].tensor.clone()
     worker.submit_load(1, CPULoadStoreSpec([1, chunk]), GPULoadStoreSpec([0, block], [2, 0], [0, 0]))
+    worker.wait({1})
     assert ended(worker) == [(1, False, 0)]
     assert torch.equal(caches.tensors[0].tensor, before)
 
@@ -178,6 +179,7 @@ def test_after_shutdown_jobs_fail(make: Make, device: str) -> None:
     worker.shutdown()
     worker.shutdown()
     worker.submit_store(1, GPULoadStoreSpec([0], [1, 0], [0, 0]), CPULoadStoreSpec([0]))
+    worker.wait({1})
     assert ended(worker) == [(1, False, 0)]
 
 
@@ -233,10 +235,13 @@ def test_the_host_does_not_wait_for_a_step_whose_blocks_it_stores(make: Make) ->
     caches = caches_of(device="cuda")
     worker = make(caches, blocks_per_chunk=1)
     blocks, chunks = GPULoadStoreSpec([0, 5], [2, 0], [0, 0]), CPULoadStoreSpec([1, 2])
-    worker.submit_store(1, blocks, chunks)  # what is loaded at the first call is
+    for cache in caches.tensors:
+        cache.tensor.fill_(1)
+    torch.cuda._sleep(1)
+    worker.submit_store(1, blocks, chunks)  # what is loaded at the first calls is
     worker.wait({1})
     assert len(ended(worker)) == 1
-    torch.cuda._sleep(2_000_000_000)  # about a second
+    torch.cuda._sleep(10_000_000_000)  # some seconds: other tests keep the host busy
     for cache in caches.tensors:
         cache.tensor.fill_(7)
     worker.submit_store(2, blocks, chunks)
