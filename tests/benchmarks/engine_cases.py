@@ -1,7 +1,8 @@
 """The cases of the engine benchmark. Plain Python: every contestant's interpreter imports it.
 
 A prefill is the time from a prompt's arrival to its first token; a decode step is the time between two tokens of a whole
-batch, each sequence of which has `context` tokens when its steps begin.
+batch, each sequence of which has `context` tokens when its steps begin. A generation is a step's share of the time from the
+first tokens of a batch to its last: the mean of its steps, however they come, which may be in bursts where a step is short.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
 BLOCK = 128  # tokens, the peer's; ours are not larger
 SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a shape choose kernels and fill caches
 SPARE = 64  # steps of a part of the batch, at most
+GENERATED = 256  # tokens of each sequence of a generation
 FILLED = 2048  # tokens; to compute a longer context takes minutes and says nothing about its steps
 
 _FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
@@ -76,7 +78,7 @@ class Case:
     """One measurement; `samples` are of one round."""
 
     kind: str
-    """prefill or decode."""
+    """prefill, decode or generation."""
     context: int
     batch: int = 1
     samples: int = 64
@@ -89,7 +91,7 @@ class Case:
         if self.kind == "prefill":
             return f"prefill {self.context}"
         chosen = "" if self.sampling == "greedy" else f", {self.sampling}"
-        return f"decode batch {self.batch} context {self.context}{chosen}"
+        return f"{self.kind} batch {self.batch} context {self.context}{chosen}"
 
     @property
     def filled(self) -> bool:
@@ -99,12 +101,14 @@ class Case:
     @property
     def steps(self) -> int:
         """Tokens that each sequence may generate: prompts come in one by one and in pieces, until then no step is whole."""
+        if self.kind == "generation":
+            return GENERATED
         return 1 if self.kind == "prefill" else self.samples + SETTLE + SPARE
 
     @property
     def whole_steps(self) -> int | None:
         """Tokens of all sequences at once that are enough; the first begins the first step."""
-        return None if self.kind == "prefill" else self.samples + SETTLE + 1
+        return self.samples + SETTLE + 1 if self.kind == "decode" else None
 
     @property
     def tokens(self) -> int:
@@ -135,6 +139,11 @@ RUNNERS = [
     *(Case("decode", 64, batch, 32) for batch in (1, 2, 4, 8, 16, 32)),
     *(Case("decode", 64, batch, 32, sampling) for sampling in list(SAMPLING)[1:] for batch in (1, 8, 32)),
 ]
+HOST = [
+    Case("generation", 16, batch, 3, sampling)
+    for sampling in ("greedy", "top-k, top-p", "penalties", "5 logprobs")
+    for batch in (1, 8, 32)
+]
 FOUR_BITS = [*prefills(128, 512, 2048), *(Case("decode", 64, batch) for batch in (1, 8, 32))]
 CHOICES = {
     "quick": QUICK,
@@ -142,6 +151,7 @@ CHOICES = {
     "trial": TRIAL,
     "split": SPLIT,
     "runners": RUNNERS,
+    "host": HOST,
     "4-bit": FOUR_BITS,
 }
 

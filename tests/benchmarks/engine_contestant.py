@@ -107,10 +107,13 @@ class Timer:
         self.adapters = adapters or [None]
 
     def measured(self, case: Case) -> list[float]:
-        """Return the seconds of a case's samples: of each prompt, or of each step."""
+        """Return the seconds of a case's samples: of each prompt, of each step, or of a step of each generation."""
         if case.kind == "prefill":
             self.run(1, case.context, 1)
             return [self.run(1, case.context, 1)[0][0] for _ in range(case.samples)]
+        if case.kind == "generation":
+            self.generation(case)
+            return [self.generation(case) for _ in range(case.samples)]
         whole = [
             at
             for at, tokens in self.run(case.batch, case.context, case.steps, case.whole_steps, SAMPLING[case.sampling])
@@ -121,6 +124,11 @@ class Timer:
             msg = f"{case.name}: the first sequences ended before the last began; is the machine that busy?"
             raise RuntimeError(msg)
         return steps
+
+    def generation(self, case: Case) -> float:
+        """Return the seconds of a step, in the mean of a generation."""
+        came = self.run(case.batch, case.context, case.steps, choice=SAMPLING[case.sampling])
+        return (came[-1][0] - came[0][0]) / (case.steps - 1)
 
     def run(
         self,

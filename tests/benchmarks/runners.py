@@ -2,8 +2,8 @@
 
 Both engines of a round are up at once, each in a process of its own, and are asked case by case
 (``tests.benchmarks.engine_together``): a prefill of 512 tokens and decode steps of batch 1 to 32, greedy and with other
-choices of tokens. With ``--shape tiny`` a step is next to nothing but
-the runner. With ``--keep FILE`` turns are added to those that are there, and the table is of all. Before the first, an
+choices of tokens. With ``--shape tiny`` a step is next to nothing but the host's work, the runner's and the scheduler's; whole
+generations are timed then. With ``--keep FILE`` turns are added to those that are there, and the table is of all. Before the first, an
 engine of each runner fills caches: it may compile Triton's kernels.
 """
 
@@ -46,7 +46,8 @@ def main() -> None:
         for _ in range(options.rounds):
             # Who begins changes from round to round, so that a machine that slows down favours neither.
             names = abba(list(RUNNERS), len(turns["V1"]))
-            for name, figures in together(model, {name: variants[name] for name in names}, "runners").items():
+            cases = "host" if options.shape == "tiny" else "runners"
+            for name, figures in together(model, {name: variants[name] for name in names}, cases).items():
                 turns[name].append(figures)
             if options.keep:
                 options.keep.write_text(json.dumps(turns))

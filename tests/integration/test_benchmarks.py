@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from npu_platform.start_times import StartTimes
-from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, serve, split, start, tiers
+from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, runners, serve, split, start, tiers
 from tests.benchmarks.bars import judged
 from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
 from tests.benchmarks.engine_together import Asked
@@ -80,6 +80,16 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
     assert f"**{ours['versions']['tier']}**" in page
     assert "decode batch 2 context 64" in page
     assert not (tmp_path / "engine.part.json").exists()
+
+
+@pytest.mark.nightly
+def test_runners_are_compared_by_whole_generations_where_a_step_is_short(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["runners", "--shape", "tiny", "--rounds", "1"])
+    runners.main()
+    printed = capsys.readouterr().out
+    for case in CHOICES["host"]:
+        assert f"| {case.name}, ms |" in printed
+    assert "| compilations while it served | 0 | 0 |" in printed
 
 
 @pytest.mark.nightly
