@@ -27,34 +27,28 @@ class SharedBuffer:
     def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
         self.cpu = torch.zeros(size, dtype=dtype, pin_memory=True)  # type: ignore[call-overload]
         self.np = self.cpu.numpy()
-        self._device = device_view(self.cpu)
-
-    def uva(self, n: int | None = None) -> torch.Tensor:
-        """Return the device's tensor, or its first `n` rows."""
-        return self._device if n is None else self._device[:n]
-
-
-class CopiedBuffer:
-    """Pinned memory, and a tensor of the device that follows it, for a device that does not read the host's memory.
-
-    Args:
-        size: shape of both.
-        dtype: of both.
-    """
-
-    def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
-        self.cpu = torch.zeros(size, dtype=dtype, pin_memory=True)  # type: ignore[call-overload]
-        self.np = self.cpu.numpy()
-        with outside_pools():
-            self._device = torch.zeros(size, dtype=dtype, device="npu")  # type: ignore[call-overload]
+        self._device = self._of_device()
 
     def uva(self, n: int | None = None) -> torch.Tensor:
         """Return the device's tensor, or its first `n` rows, with what the host has written."""
-        if n is None:
-            return self._device.copy_(self.cpu, non_blocking=True)
-        return self._device[:n].copy_(self.cpu[:n], non_blocking=True)
+        return self._device if n is None else self._device[:n]
+
+    def _of_device(self) -> torch.Tensor:
+        return device_view(self.cpu)
 
 
-def of_device() -> type[SharedBuffer | CopiedBuffer]:
+class CopiedBuffer(SharedBuffer):
+    """The same for a device that does not read the host's memory: its tensor follows when it is asked for."""
+
+    def uva(self, n: int | None = None) -> torch.Tensor:
+        """Return the device's tensor, or its first `n` rows, with what the host has written until now."""
+        return super().uva(n).copy_(self.cpu if n is None else self.cpu[:n], non_blocking=True)
+
+    def _of_device(self) -> torch.Tensor:
+        with outside_pools():
+            return torch.zeros_like(self.cpu, device="npu")
+
+
+def of_device() -> type[SharedBuffer]:
     """Return the kind of buffer that suits the device that ``NPU_DEVICE`` chooses."""
     return SharedBuffer if capabilities.of_device().reads_host_memory else CopiedBuffer
