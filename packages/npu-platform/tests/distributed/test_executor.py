@@ -12,6 +12,7 @@ import pytest
 from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
+from npu_platform import compat
 from npu_platform.distributed import EXECUTOR, choose_executor, is_multiprocessing
 from npu_platform.distributed.executor import LocalAnswers, RemoteAnswers
 
@@ -87,6 +88,28 @@ def test_what_waits_for_this_host_sleeps(local: tuple[MessageQueue, LocalAnswers
         assert answers.dequeue(timeout=10) == "later"
         assert time.thread_time() - before < 0.1
         later.result(10)
+
+
+def test_the_longer_an_answer_takes_the_less_often_somebody_looks(
+    local: tuple[MessageQueue, LocalAnswers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, answers = local
+    slept: list[float] = []
+
+    def await_message(queue: MessageQueue, seconds: float) -> None:
+        slept.append(seconds)
+        awaited(queue, seconds)
+
+    awaited = compat.await_message
+    monkeypatch.setattr(compat, "await_message", await_message)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            slept.clear()
+            later = pool.submit(lambda: (time.sleep(0.2), writer.enqueue("later")))
+            assert answers.dequeue(timeout=10) == "later"
+            later.result(10)
+            assert slept[:5] == [0.001, 0.002, 0.004, 0.008, 0.016]
+            assert len(slept) < 30, "each look takes time of a core that a rank computes on"
 
 
 def test_a_message_that_was_not_announced_is_found(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 RECHECK_SECONDS = 0.001
 """Of an answer nearby: ZeroMQ drops what announces the second of two that come within a millisecond."""
+LONGEST_RECHECK_SECONDS = 0.016
+"""The longer nothing comes, the less often somebody looks: each look takes time of a core that a rank computes on."""
 
 
 class NPUMultiprocExecutor(MultiprocExecutor):
@@ -47,10 +49,12 @@ class LocalAnswers:
         Raises TimeoutError after `timeout` seconds, and RuntimeError when the queue is shut down.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = RECHECK_SECONDS
         while not (compat.holds_message(self._queue) or self._queue.shutting_down):
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
-            compat.await_message(self._queue, RECHECK_SECONDS)
+            compat.await_message(self._queue, seconds)
+            seconds = min(2 * seconds, LONGEST_RECHECK_SECONDS)
         return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
