@@ -9,6 +9,7 @@ import contextlib
 import hmac
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -38,10 +39,16 @@ _START = 30.0
 
 
 def free_port() -> int:
-    """Return a port of this host that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this host that nothing listens on, nor a connection of somebody's takes before its server does.
+
+    The system gives connections the ports of a range; it is one below them, where there are some.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10_000, lowest) if lowest > 12_000 else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
 
 
 class _Process:

@@ -17,8 +17,9 @@ import zmq
 
 pytest.importorskip("vllm")
 
+from npu_kvconnector.errors import OptionError
 from npu_kvconnector.p2p.channel import ChannelKeys, serve
-from npu_kvconnector.p2p.scheduler import answer_handshake
+from npu_kvconnector.p2p.scheduler import TicketScheduler, answer_handshake
 from tests.support.fuzz import damaged
 from tests.support.stores import free_port
 
@@ -98,3 +99,15 @@ def test_a_channel_outlives_fuzzed_frames(rounds: int) -> None:
     stop.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_port_that_is_taken_is_told_and_nobody_waits_for_it() -> None:
+    scheduler = TicketScheduler.__new__(TicketScheduler)
+    scheduler._keys, scheduler._refused = ChannelKeys.derive(b"secret"), None
+    scheduler._nixl_handshake_listener_t, scheduler._stop_event = None, threading.Event()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        scheduler.side_channel_host, scheduler.side_channel_port = taken.getsockname()
+        with pytest.raises(OptionError, match=r"in use\): set VLLM_NIXL_SIDE_CHANNEL_PORT to a port that no other"):
+            scheduler.set_xfer_handshake_metadata({})

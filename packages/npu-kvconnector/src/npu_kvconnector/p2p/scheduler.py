@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.logger import init_logger
 
+from npu_kvconnector.errors import OptionError
 from npu_kvconnector.p2p.channel import ChannelKeys, serve
 from npu_kvconnector.p2p.tickets import Tickets, prompt_digest
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -40,6 +44,7 @@ class TicketScheduler(NixlPullConnectorScheduler):
         secret = config.secret()
         self._keys = ChannelKeys.derive(secret)
         self._tickets = Tickets(secret)
+        self._refused: zmq.ZMQError | None = None
 
     def on_new_request(self, request: Request) -> None:
         """Take out of a request's parameters what it may not ask for; its prompt is then computed here."""
@@ -57,6 +62,22 @@ class TicketScheduler(NixlPullConnectorScheduler):
             return is_kept, params
         prompt = self._digest(request, len(request.prompt_token_ids))
         return is_kept, self._tickets.sign(params, prompt=prompt, seconds=self._kv_lease_duration)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Listen for decode servers, to tell them how to reach the workers.
+
+        Raises:
+            OptionError: the address cannot be listened on; vLLM's own wait for it would not end.
+        """
+        super().set_xfer_handshake_metadata(metadata)
+        if self._refused is not None:
+            why = os.strerror(self._refused.errno or 0)
+            msg = (
+                f"The side channel cannot listen on {self.side_channel_host}:{self.side_channel_port} ({why}): set "
+                "VLLM_NIXL_SIDE_CHANNEL_PORT to a port that no other server of this host uses, and "
+                "VLLM_NIXL_SIDE_CHANNEL_HOST to an address of this host."
+            )
+            raise OptionError(msg) from self._refused
 
     def _refusal(self, request: Request, params: dict[str, Any]) -> str | None:
         tokens = request.prompt_token_ids
@@ -91,7 +112,13 @@ class TicketScheduler(NixlPullConnectorScheduler):
     ) -> None:
         """Tell those who hold the secret how to reach our workers; whatever else arrives is dropped."""
         answer = functools.partial(answer_handshake, encoded_data)
-        serve(f"tcp://{host}:{port}", self._keys, answer, ready=ready_event, stop=stop_event)
+        try:
+            serve(f"tcp://{host}:{port}", self._keys, answer, ready=ready_event, stop=stop_event)
+        except zmq.ZMQError as error:
+            if ready_event.is_set():
+                raise
+            self._refused = error
+            ready_event.set()  # vLLM waits for it
 
 
 def answer_handshake(encoded_data: Mapping[tuple[int, int], bytes], request: bytes) -> list[bytes] | None:
