@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "second_network"]
 
+_PREFIX = "npu"
 _NEW_HOST_NAME, _NEW_NETWORK = 0x04000000, 0x40000000  # CLONE_NEWUTS, CLONE_NEWNET
 
 
@@ -25,8 +26,8 @@ class Network:
     """A cable to a namespace: its ends have an address and a device each."""
 
     name: str
-    here: str = "10.254.77.1"
-    there: str = "10.254.77.2"
+    here: str
+    there: str
 
     def cut(self) -> None:
         """Let nothing through any more, as where a host has no power."""
@@ -55,7 +56,8 @@ class Network:
 @contextlib.contextmanager
 def second_network() -> Iterator[Network]:
     """Make a network namespace. Raises PermissionError where that takes rights, or a program, that this user has not."""
-    made = Network(f"npu{os.getpid()}")
+    _remove_those_of_killed_processes()
+    made = Network(f"{_PREFIX}{os.getpid()}", *_addresses_of(os.getpid()))
     name, mask = made.name, "/30"
     steps = (
         f"link add {name}a type veth peer name {name}b netns {name}",
@@ -73,6 +75,24 @@ def second_network() -> Iterator[Network]:
             subprocess.run(["ip", *step.split()], check=True)
         yield made
     finally:
-        # The cable first: with its namespace it would go some time later.
-        subprocess.run(["ip", "link", "del", f"{name}a"], check=False)
-        subprocess.run(["ip", "netns", "del", name], check=True)
+        _remove(name)
+
+
+def _addresses_of(process: int) -> tuple[str, str]:
+    """Return both ends in a network of four that is this process's: two cables with one route would lose packets."""
+    network = (process % 2**14) * 4
+    base = f"10.254.{network >> 8}"
+    return f"{base}.{(network & 255) + 1}", f"{base}.{(network & 255) + 2}"
+
+
+def _remove_those_of_killed_processes() -> None:
+    for namespace in Path("/run/netns").glob(f"{_PREFIX}*"):
+        process = namespace.name.removeprefix(_PREFIX)
+        if process.isdigit() and not Path("/proc", process).exists():
+            _remove(namespace.name)
+
+
+def _remove(name: str) -> None:
+    # The cable first: with its namespace it would go some time later.
+    subprocess.run(["ip", "link", "del", f"{name}a"], check=False)
+    subprocess.run(["ip", "netns", "del", name], check=False)
