@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npu_platform.demo.server import free_port
 from tests.benchmarks import checkpoint, engine, machine, pages, results
 from tests.benchmarks.engine_cases import BLOCK, QWEN3_06B, TINY, token_bytes
 
@@ -146,9 +146,7 @@ def served(
     one: engine.Contestant, model: Path, shape: dict[str, Any], loads: tuple[Load, ...], folder: Path
 ) -> Iterator[str]:
     """Run a contestant's server until the block ends and yield its port; RuntimeError with its last words if it ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     dtype = one.engine.get("dtype", "bfloat16")
     longest, most = max(load.tokens for load in loads), max(load.clients for load in loads)
     # As much as all clients need, whatever dtype, since with less a server would preempt.

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from npu_platform.demo.server import free_port
 from tests.benchmarks import machine, pages
 from tests.benchmarks.checkpoint import write_model
 from tests.benchmarks.engine_cases import QWEN3_06B, TINY
@@ -125,9 +125,7 @@ def in_a_program(model: Path, engine: dict[str, Any]) -> dict[str, float]:
 
 def served(model: Path, engine: dict[str, Any]) -> dict[str, float]:
     """Return the seconds of the parts of a start by ``vllm serve``, until a token came over HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     options = [part for key, value in engine.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", url.rpartition(":")[2]]
     begin, lines = time.time(), Lines()

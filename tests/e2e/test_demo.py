@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from npu_platform.demo import MODEL
+from npu_platform.demo.server import free_port
 from tests.support.vllm_process import run_module
 
 
@@ -55,3 +58,11 @@ def test_wrong_usage_has_its_own_exit_code() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "invalid choice: 'bench'" in done.stderr
+
+
+def test_a_servers_port_is_none_that_a_connection_may_take() -> None:
+    lowest, highest = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        assert free_port() != port
+    assert not lowest <= port <= highest or lowest <= 12_000

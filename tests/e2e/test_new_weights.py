@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from npu_platform.weight_transfer import NPUTrainerInitInfo
 from tests.support import models
 from tests.support.server import serve
 from tests.support.sleeper import go_through
+from tests.support.stores import free_port
 from tests.support.transformers_reference import assert_greedy, load
 
 if TYPE_CHECKING:
@@ -58,12 +58,6 @@ def assert_serves(server: Server, model: Path) -> None:
             sampling_params={"temperature": 0.0, "max_tokens": NEW, "ignore_eos": True, "detokenize": False},
         )
         assert_greedy(load(model), prompt, answer["choices"][0]["token_ids"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(("packed", "device"), [(True, "cpu"), (False, "npu")])

@@ -9,7 +9,6 @@ import contextlib
 import hmac
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -27,6 +26,7 @@ import httpx
 import pytest
 import trustme
 
+from npu_platform.demo.server import free_port
 from tests.support.signals import stop
 
 if TYPE_CHECKING:
@@ -36,19 +36,6 @@ __all__ = ["AzureServer", "GCSServer", "S3Server", "ValkeyServer", "free_port", 
 
 AZURITE = "azurite@3.37.0"
 _START = 30.0
-
-
-def free_port() -> int:
-    """Return a port of this host that nothing listens on, nor a connection of somebody's takes before its server does.
-
-    The system gives connections the ports of a range; it is one below them, where there are some.
-    """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(10_000, lowest) if lowest > 12_000 else 0
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
 
 
 class _Process:

@@ -24,6 +24,7 @@ from npu_statlogger.config import StatLoggerConfig
 from npu_statlogger.lines import Run
 from npu_statlogger.sinks import open_sinks
 from npu_statlogger.snapshot import Snapshot
+from tests.support.stores import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,11 +51,6 @@ def line() -> Snapshot:
     made.distributions["time_to_first_token_seconds"].add([0.001 * number for number in range(1, 1001)])
     made.distributions["kv_cache_usage_perc"].add([0.25])
     return made
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def answer(url: str) -> str:

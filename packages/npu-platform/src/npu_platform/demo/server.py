@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,10 +21,11 @@ from npu_platform.errors import NPUPlatformError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Server", "ServerError"]
+__all__ = ["Server", "ServerError", "free_port"]
 
 # A proxy of the environment is not meant for the loopback interface.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_CONNECTIONS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ServerError(NPUPlatformError):
@@ -50,7 +52,7 @@ class Server:
         """
         self.log = log
         self.name = name
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.exit_code: int | None = None
         self._command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *arguments]
@@ -166,8 +168,14 @@ class Server:
         return ServerError(f"{sentence}. Last lines of {self.log}:\n{self.log_tail()}")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Return a port of this host that nothing listens on, nor a connection of somebody's takes before a server does.
+
+    The system gives connections the ports of a range; it is one below them, where there are some.
+    """
+    lowest = int(_CONNECTIONS_PORTS.read_text().split()[0]) if _CONNECTIONS_PORTS.exists() else 0
+    while True:
+        port = random.SystemRandom().randrange(10_000, lowest) if lowest > 12_000 else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
