@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,9 +53,11 @@ def liar(answer: Callable[[list[bytes]], list[bytes]]) -> Iterator[dict[str, Any
     thread = threading.Thread(target=run)
     thread.start()
     assert ready.wait(10)
-    yield params_for("t", "127.0.0.1", port)
-    stop.set()
-    thread.join(10)
+    try:
+        yield params_for("t", "127.0.0.1", port)
+    finally:
+        stop.set()
+        thread.join(10)
 
 
 def found_first(answer: Callable[[int], list[bytes]]) -> Callable[[list[bytes]], list[bytes]]:
@@ -104,13 +107,16 @@ def test_blocks_that_are_none_are_not_taken(serve: Serve, answer: Callable[[int]
         [messages.encode(["found", 0, [1, 0]])],
         [messages.encode(Refused(0, 1, "0", "[]"))],
         [messages.encode({"found": 0})],
+        [messages.encode(Refused(0, 1, "seed", "[]")).replace(b"seed", b"\xf8eed")],
     ],
-    ids=["too-few", "too-many", "no-truths", "a-list", "a-map"],
+    ids=["too-few", "too-many", "no-truths", "a-list", "a-map", "no-utf8"],
 )
 def test_answers_to_the_question_that_are_none_are_misses(serve: Serve, answer: list[bytes]) -> None:
-    decode = serve({"deadline": 0.5})
+    """And at once: nobody waits for another one."""
+    decode, begin = serve({"deadline": 60}), time.monotonic()
     with liar(lambda _: answer) as params:
         assert decode.lookup(decode.begin(params), 1, 2) == [False, False]
+    assert time.monotonic() - begin < 30
     assert decode.counts()["failures"] >= 1
 
 
@@ -183,7 +189,9 @@ def test_fuzzed_records_are_blocks_or_left_out(serve: Serve, rounds: int, monkey
 
 
 @pytest.mark.parametrize("rounds", [5_000, pytest.param(100_000, marks=pytest.mark.nightly)])
-def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serve, rounds: int) -> None:
+def test_questions_that_are_none_are_dropped_and_the_others_answered(
+    serve: Serve, rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
     prefill, decode = serve(), serve()
     params = prefill.compute(*range(10))
     assert params is not None
@@ -204,7 +212,13 @@ def test_questions_that_are_none_are_dropped_and_the_others_answered(serve: Serv
             socket_.send_multipart([bytes(damaged(frame, chance)) for _ in range(chance.choice((1, 1, 1, 2)))])
             while socket_.poll(0):
                 messages.ANSWERS.decode(socket_.recv_multipart()[0])
+        last = 2**40
+        socket_.send(messages.encode(Find(last, messages.VERSION, kind.realm, kind.seed(), "t", 0.0, [NAME])))
+        while socket_.poll(60_000):  # until the server has come to the last of them
+            if messages.ANSWERS.decode(socket_.recv_multipart()[0]).seq == last:
+                break
         assert decode.fetch(params, *range(10))[0] == [True] * 10
+    assert not [record.message for record in caplog.records if record.exc_info]
 
 
 def test_a_question_that_is_too_long_ends_its_connection_alone(serve: Serve) -> None:

@@ -257,7 +257,7 @@ class _Connection:
             first, *frames = await self._socket.recv_multipart(copy=False)
             try:
                 message = messages.ANSWERS.decode(first.buffer)
-            except msgspec.MsgspecError:
+            except messages.UNREADABLE:
                 self.close("it answers something that is no answer")
                 return
             answer = self._asked.get(message.seq)

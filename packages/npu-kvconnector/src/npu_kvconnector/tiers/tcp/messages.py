@@ -15,6 +15,7 @@ __all__ = [
     "LONGEST_ASK",
     "MOST_ASKED",
     "QUESTIONS",
+    "UNREADABLE",
     "VERSION",
     "Blocks",
     "Done",
@@ -109,6 +110,9 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
 
 QUESTIONS = msgspec.msgpack.Decoder(Find | Get | Keep | Done)
 ANSWERS = msgspec.msgpack.Decoder(Found | Blocks | Refused)
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises for bytes that are no message; of text that is no UTF-8, msgspec raises Python's own error."""
 
 encode = msgspec.msgpack.Encoder().encode
 """Return a message's bytes."""

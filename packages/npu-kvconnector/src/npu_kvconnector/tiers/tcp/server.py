@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 import zmq.asyncio
 from vllm.logger import init_logger
@@ -118,7 +117,7 @@ class BlockServer:
         identity, data = frames
         try:
             message = messages.QUESTIONS.decode(data)
-        except msgspec.MsgspecError:
+        except messages.UNREADABLE:
             return
         match message:
             case Find():
