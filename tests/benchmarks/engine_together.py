@@ -21,15 +21,20 @@ from tests.benchmarks.results import abba
 
 
 def round_of(
-    commands: dict[str, list[str]], environs: dict[str, dict[str, str]], cases: list[Case], folder: Path
+    commands: dict[str, list[str]],
+    environs: dict[str, dict[str, str]],
+    cases: list[Case],
+    folder: Path,
+    turns: int = 1,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Start all contestants, ask each case of all, twice, and stop them.
+    """Start all contestants, ask each case of all, twice a turn, and stop them.
 
     Args:
         commands: of each contestant by name, all but the word that makes it wait for cases.
         environs: its variables.
         cases: what to ask; contexts that are computed come first, since an engine that fills them takes the other's place.
         folder: for a file NAME.log of each, with all that it prints.
+        turns: of a case; more of them see more of the machine's moods than more samples do.
 
     Returns:
         What each has measured by name, and what those said that failed.
@@ -47,7 +52,7 @@ def round_of(
             except RuntimeError as error:
                 failures[name] = str(error)
         for number, case in enumerate(sorted(cases, key=lambda case: case.filled)):
-            for name in [*abba(list(found), number), *abba(list(found), number + 1)]:
+            for name in [name for turn in range(2 * turns) for name in abba(list(found), number + turn)]:
                 if name in failures or case.name not in takes[name]:
                     continue
                 try:

@@ -23,7 +23,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3, help="in which each case is asked in a round")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     one, many = f"1 rank, {cores} threads", f"{cores} ranks, 1 thread"
@@ -31,7 +32,7 @@ def main() -> None:
         one: ({"NPU_NUM_THREADS": str(cores)}, {}),
         many: ({"NPU_NUM_THREADS": "1", "NPU_SIMULATOR_DEVICES": str(cores)}, {"tensor_parallel_size": cores}),
     }
-    print(f"Machine: {machine()}. Shape: {options.shape}, {options.rounds} rounds.\n")
+    print(f"Machine: {machine()}. Shape: {options.shape}, {options.rounds} rounds of {options.turns} turns.\n")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         model.mkdir()
@@ -39,7 +40,8 @@ def main() -> None:
         turns: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
         for number in range(options.rounds):
             names = abba(list(variants), number)
-            for name, figures in together(model, {name: variants[name] for name in names}).items():
+            found = together(model, {name: variants[name] for name in names}, turns=options.turns)
+            for name, figures in found.items():
                 turns[name].append(figures)
     table(turns)
 

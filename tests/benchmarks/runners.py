@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def together(
-    model: Path, variants: dict[str, tuple[dict[str, str], dict[str, Any]]], cases: str = "split"
+    model: Path, variants: dict[str, tuple[dict[str, str], dict[str, Any]]], cases: str = "split", turns: int = 1
 ) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of each case and the seconds to the first token of engines that are up at once.
 
@@ -64,11 +64,12 @@ def together(
         model: its folder; what the engines print goes beside it.
         variants: environment and arguments of each by name.
         cases: a key of CHOICES.
+        turns: of each case.
     """
     contestant = [sys.executable, "-m", "tests.benchmarks.engine_contestant", str(model), "{now}", cases]
     commands = {name: [*contestant, json.dumps(engine)] for name, (_, engine) in variants.items()}
     environs = {name: environ for name, (environ, _) in variants.items()}
-    found, failures = round_of(commands, environs, CHOICES[cases], model.parent)
+    found, failures = round_of(commands, environs, CHOICES[cases], model.parent, turns)
     if failures:
         msg = f"engines failed: {failures}"
         raise RuntimeError(msg)

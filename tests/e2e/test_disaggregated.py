@@ -40,7 +40,9 @@ def transfer_config(role: str, **more: Any) -> str:
 
 
 @contextlib.contextmanager
-def serve_pair(folder: Path, connector: dict[str, Any], *, devices: tuple[int, int] = (1, 1)) -> Iterator[Pair]:
+def serve_pair(
+    folder: Path, connector: dict[str, Any], *more: str, devices: tuple[int, int] = (1, 1)
+) -> Iterator[Pair]:
     """Start both servers at a time, and the proxy."""
     arguments, environs = [], []
     for role, count in zip(("kv_producer", "kv_consumer"), devices, strict=True):
@@ -56,7 +58,7 @@ def serve_pair(folder: Path, connector: dict[str, Any], *, devices: tuple[int, i
                 "NPU_SIMULATOR_MEMORY": "2GiB",
             }
         )
-        own = ["--kv-transfer-config", transfer_config(role, **options), "-tp", str(count), "--enforce-eager"]
+        own = ["--kv-transfer-config", transfer_config(role, **options), "-tp", str(count), "--enforce-eager", *more]
         arguments.append([*own, *(["--no-enable-prefix-caching"] if role == "kv_consumer" else [])])
     with serve_both(folder, *arguments, *environs) as pair:
         yield pair
@@ -134,8 +136,9 @@ def test_a_prefill_server_that_stalls_or_dies_costs_a_computation(pair: Pair) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("devices", [(1, 2), (2, 1)], ids=["one-to-two", "two-to-one"])
 def test_servers_of_different_sizes(devices: tuple[int, int], tmp_path: Path, secret: Path) -> None:
+    """In float32: sums over two ranks are rounded in another order, and a tie of this model's tokens may go either way."""
     ours = {"kv_connector": "NPUNixlConnector", "extra": {"secret_file": str(secret)}}
-    with serve_pair(tmp_path, ours, devices=devices) as pair:
+    with serve_pair(tmp_path, ours, "--dtype", "float32", devices=devices) as pair:
         check_tokens(pair)
 
 

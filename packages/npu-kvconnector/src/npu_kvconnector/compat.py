@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
     from vllm.config import KVTransferConfig
 
-__all__ = ["engine_bell", "recompute_failed_loads"]
+__all__ = ["engine_bell", "recompute_failed_loads", "sleeping_agent"]
+
+_PROGRESS_SECONDS = 0.001
+"""What comes wakes the thread at once; this is for transports of UCX that do not say that something came."""
 
 
 def engine_bell() -> Callable[[], None]:
@@ -44,3 +47,27 @@ def recompute_failed_loads(transfer: KVTransferConfig) -> None:
     policy after it has made the connector, which has no other way to say so. Test: test_connector.py.
     """
     transfer.kv_load_failure_policy = "recompute"
+
+
+def sleeping_agent(agent: Any, threads: int) -> Any:
+    """Return a NIXL agent with the name and the backends of a new one, whose progress thread sleeps.
+
+    NIXL 1.4 and 1.5: the Python class sets the time that the thread sleeps (`pthrDelay`) to zero and takes no other, so
+    that in each process that has an agent a thread takes a whole core for ever; with two cores, half of the machine.
+    Here it sleeps until something comes, and takes 4 % of a core. Scope: nothing is replaced. Test: test_agent.py.
+
+    Args:
+        agent: of ``nixl_agent``, that nobody has used.
+        threads: of a backend that may have several; 0 for its own choice.
+    """
+    bindings = sys.modules[type(agent.agent).__module__]
+    settings = bindings.nixlAgentConfig()
+    settings.useProgThread = True
+    settings.pthrDelay = int(_PROGRESS_SECONDS * 1e6)
+    settings.captureTelemetry = True  # as vLLM asks for
+    backends = list(agent.backends)
+    agent.backends.clear()
+    agent.agent = bindings.nixlAgent(agent.name, settings)
+    for backend in backends:
+        agent.create_backend(backend, {"num_threads": str(threads)} if threads else {})
+    return agent

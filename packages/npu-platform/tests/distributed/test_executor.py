@@ -143,6 +143,7 @@ def test_the_wait_for_this_host_ends_with_the_queue(local: tuple[MessageQueue, L
         ({"nnodes": 2}, None, EXECUTOR),
         ({}, None, EXECUTOR),
         ({}, "NPUOffloadConnector", "mp"),
+        ({}, "NPUNixlConnector", EXECUTOR),
         ({"pipeline_parallel_size": 2}, None, EXECUTOR),
     ],
 )

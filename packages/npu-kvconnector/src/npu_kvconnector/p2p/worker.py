@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
+from npu_kvconnector.compat import sleeping_agent
 from npu_kvconnector.errors import UnsupportedError
 from npu_kvconnector.p2p.channel import ChannelKeys, relay
 
@@ -26,6 +27,9 @@ class DeadlineWorker(NixlPullConnectorWorker):
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig, config: P2PConfig
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
+        threads = vllm_config.kv_transfer_config.get_from_extra_config("num_threads", 4)  # vLLM's own choice
+        only_ucx = self.nixl_backends == ["UCX"]
+        self.nixl_wrapper = sleeping_agent(self.nixl_wrapper, threads if only_ucx else 0)
         self._config = config
         self._keys = ChannelKeys.derive(config.secret())
         self._reading_since: dict[str, float] = {}

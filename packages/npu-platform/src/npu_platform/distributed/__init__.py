@@ -13,18 +13,23 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
 
 EXECUTOR = f"{__name__}.executor.NPUMultiprocExecutor"
+_ASK_NO_NAME = ("NixlConnector", "NPUNixlConnector")
+"""KV connectors whose ranks share no memory of the host."""
 
 
 def choose_executor(vllm_config: VllmConfig) -> None:
     """Let ranks be started by our executors in the place of vLLM's ``mp`` and ``ray``, where those fall short.
 
     On one host vLLM's ``mp`` polls for the ranks' answers, on cores that compute where the device is the software NPU.
-    Connectors of KV and encoder caches share memory among ranks only where the executor's name is ``mp``: it stays.
+    Connectors of KV and encoder caches may share memory among ranks only where the executor's name is ``mp``: it stays
+    for all but those that are known not to ask.
     """
     parallel = vllm_config.parallel_config
     if parallel.distributed_executor_backend == "mp":
-        connected = vllm_config.kv_transfer_config is not None or vllm_config.ec_transfer_config is not None
-        polls = torch.npu.get_device_properties().driver == "simulator" and not connected
+        transfer = vllm_config.kv_transfer_config
+        asks = transfer is not None and transfer.kv_connector not in _ASK_NO_NAME
+        asks = asks or vllm_config.ec_transfer_config is not None
+        polls = torch.npu.get_device_properties().driver == "simulator" and not asks
         if parallel.nnodes_within_dp > 1 or polls:
             parallel.distributed_executor_backend = EXECUTOR
     elif parallel.distributed_executor_backend == "ray":
