@@ -23,6 +23,9 @@ __all__ = ["DeadlineWorker"]
 class DeadlineWorker(NixlPullConnectorWorker):
     """vLLM's worker half of the pull connector, with an encrypted side channel and deadlines."""
 
+    nixl_wrapper: Any
+    """NIXL's agent, which vLLM's worker makes."""
+
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig, config: P2PConfig
     ) -> None:
