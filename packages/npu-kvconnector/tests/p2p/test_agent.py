@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 import uuid
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from npu_kvconnector.compat import sleeping_agent
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 api = pytest.importorskip("nixl._api")
-SECONDS = 1.0
 
 
 def new_agent() -> Any:
@@ -20,10 +25,24 @@ def new_agent() -> Any:
     return api.nixl_agent(str(uuid.uuid4()), api.nixl_agent_config(num_threads=4, capture_telemetry=True))
 
 
-def share_of_a_core() -> float:
-    begin, used = time.monotonic(), time.process_time()
-    time.sleep(SECONDS)
-    return (time.process_time() - used) / (time.monotonic() - begin)
+def threads() -> dict[str, tuple[int, int]]:
+    """Return how long each thread of this process has run, in ns, and how often it has slept."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            slept = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)
+            assert slept
+            found[task.name] = int((task / "schedstat").read_text().split()[0]), int(slept[1])
+    return found
+
+
+def restless(before: Iterable[str]) -> list[str]:
+    """Return the threads made since that run and do not sleep, however many others want the cores."""
+    first = threads()
+    time.sleep(1)
+    last = threads()
+    made = last.keys() & first.keys() - set(before)
+    return [one for one in made if last[one][0] > first[one][0] and last[one][1] == first[one][1]]
 
 
 def read(reader: Any, writer: Any, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -41,13 +60,12 @@ def read(reader: Any, writer: Any, source: torch.Tensor, target: torch.Tensor) -
 
 
 def test_the_thread_sleeps_and_blocks_arrive() -> None:
-    others = share_of_a_core()  # what other tests may have left in this process
+    before = threads()
     own = new_agent()
-    awake = share_of_a_core() - others
-    assert awake > 0.3, "NIXL's own thread sleeps now: sleeping_agent is no longer needed"
+    assert restless(before), "NIXL's own thread sleeps now: sleeping_agent is no longer needed"
     del own
     reader, writer = sleeping_agent(new_agent(), 4), sleeping_agent(new_agent(), 4)
-    assert share_of_a_core() - others < awake / 2
+    assert not restless(before)
     assert reader.backend_options["UCX"]["num_threads"] == "4"
     source = torch.arange(1 << 16, dtype=torch.int32)
     target = torch.zeros_like(source)
