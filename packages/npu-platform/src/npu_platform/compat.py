@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -381,6 +382,41 @@ def await_message(queue: Any, seconds: float) -> None:
     events = dict(condition.poller.poll(timeout=max(1, int(seconds * 1e3))))
     if condition.local_notify_socket in events:
         condition.local_notify_socket.recv(copy=False)
+
+
+def is_of_this_host(queue: Any) -> bool:
+    """Return whether a ``MessageQueue`` is read from memory of this host. Why, versions: see :func:`holds_message`."""
+    return bool(queue._is_local_reader)
+
+
+def polls(queue: Any) -> bool:
+    """Return whether ``dequeue`` of a ``MessageQueue`` would poll now. Why, versions: see :func:`await_message`."""
+    condition = queue._spin_condition
+    return is_of_this_host(queue) and bool(time.monotonic() <= condition.last_read + condition.busy_loop_s)
+
+
+def process_of_this_call() -> Any:
+    """Return the ``WorkerProc`` that is executing a call of its engine in this thread.
+
+    Why: :mod:`npu_platform.distributed.calls` waits otherwise than its loop does, and a call is told of its worker
+    only. Versions: vLLM 0.32, 0.33. Scope: nothing is replaced; the stack is read.
+
+    Raises RuntimeError where none is.
+    """
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is WorkerProc._execute_worker_rpc.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    msg = "no rank of vLLM's executors calls this."
+    raise RuntimeError(msg)
+
+
+def execute_call(process: Any, call: Any) -> None:
+    """Execute a call of the engine of a ``WorkerProc`` and answer it. Why, versions: see above."""
+    process._execute_worker_rpc(call)
 
 
 def remove_name(queue: Any) -> None:

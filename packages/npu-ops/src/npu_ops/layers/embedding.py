@@ -78,9 +78,9 @@ def _may_be_head(layer: object) -> bool:
     model = config.model_config if config is not None else None
     if isinstance(layer, ParallelLMHead):
         return True
-    if model is None or model.runner_type == "pooling":
+    if getattr(model, "runner_type", None) == "pooling":
         return False
-    return getattr(model.hf_text_config, "tie_word_embeddings", False)
+    return getattr(getattr(model, "hf_text_config", None), "tie_word_embeddings", False)
 
 
 _WHOLE = (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)

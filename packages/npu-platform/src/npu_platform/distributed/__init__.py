@@ -29,8 +29,7 @@ def choose_executor(vllm_config: VllmConfig) -> None:
         transfer = vllm_config.kv_transfer_config
         asks = transfer is not None and transfer.kv_connector not in _ASK_NO_NAME
         asks = asks or vllm_config.ec_transfer_config is not None
-        polls = torch.npu.get_device_properties().driver == "simulator" and not asks
-        if parallel.nnodes_within_dp > 1 or polls:
+        if parallel.nnodes_within_dp > 1 or (shares_cores() and not asks):
             parallel.distributed_executor_backend = EXECUTOR
     elif parallel.distributed_executor_backend == "ray":
         config.offer_devices_to_ray(torch.npu.device_count())
@@ -38,6 +37,11 @@ def choose_executor(vllm_config: VllmConfig) -> None:
             from npu_platform.distributed.ray_executor import NPURayExecutor
 
             parallel.distributed_executor_backend = NPURayExecutor
+
+
+def shares_cores() -> bool:
+    """Return whether ranks compute on the cores that processes wait on: those of the software NPU do."""
+    return torch.npu.device_count() > 0 and bool(torch.npu.get_device_properties().driver == "simulator")
 
 
 def is_multiprocessing(parallel: ParallelConfig) -> bool:

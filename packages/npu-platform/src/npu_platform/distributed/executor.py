@@ -1,4 +1,4 @@
-"""NPUMultiprocExecutor: vLLM's executor, whose wait for the ranks leaves them the cores and sees that one has died."""
+"""NPUMultiprocExecutor: vLLM's executor; it and its ranks sleep while they wait for each other, and it sees deaths."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from npu_platform import compat
+from npu_platform.distributed import calls, shares_cores
 
 if TYPE_CHECKING:
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 LOOK_SECONDS = 1.0
-RECHECK_SECONDS = 0.001
-"""Of an answer nearby: ZeroMQ drops what announces the second of two that come within a millisecond."""
-LONGEST_RECHECK_SECONDS = 0.016
-"""The longer nothing comes, the less often somebody looks: each look takes time of a core that a rank computes on."""
 
 
 class NPUMultiprocExecutor(MultiprocExecutor):
     """vLLM's executor, which waits otherwise.
 
     For a rank of this host vLLM 0.32 polls, for a second after each answer: the whole of every step, on a core that
-    the ranks of the software NPU compute on. Here it sleeps until the answer comes.
+    the ranks of the software NPU compute on. Here it sleeps until the answer comes, and they until the next call does.
 
     The wait for a rank of another host ends when a rank of this one has died. A host that is gone ends the first rank
     of this one (see ``host_watch``). vLLM sees that and shuts down, but what waits for the other host's answer goes on
@@ -35,6 +32,8 @@ class NPUMultiprocExecutor(MultiprocExecutor):
         local = [LocalAnswers(queue) for queue in self.response_mqs[:here]]
         remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
         self.response_mqs = [*local, *remote]
+        if self.rpc_broadcast_mq is not None and shares_cores():
+            calls.let_ranks_sleep(self.rpc_broadcast_mq)
 
 
 class LocalAnswers:
@@ -49,12 +48,12 @@ class LocalAnswers:
         Raises TimeoutError after `timeout` seconds, and RuntimeError when the queue is shut down.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        seconds = RECHECK_SECONDS
+        seconds = calls.RECHECK_SECONDS
         while not (compat.holds_message(self._queue) or self._queue.shutting_down):
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
             compat.await_message(self._queue, seconds)
-            seconds = min(2 * seconds, LONGEST_RECHECK_SECONDS)
+            seconds = min(2 * seconds, calls.LONGEST_RECHECK_SECONDS)
         return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
@@ -63,9 +62,9 @@ class LocalAnswers:
 
 
 class RemoteAnswers:
-    """The answers of a rank of another host; stands for its ``MessageQueue``."""
+    """The answers of a rank that others watch, of another host or of Ray's; stands for its ``MessageQueue``."""
 
-    def __init__(self, queue: MessageQueue, executor: MultiprocExecutor) -> None:
+    def __init__(self, queue: MessageQueue | LocalAnswers, executor: MultiprocExecutor) -> None:
         self._queue, self._executor = queue, executor
 
     def dequeue(self, timeout: float | None = None) -> Any:
