@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="the connector is a subclass of vLLM's; insta
 
 from vllm.config import DeviceConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 from vllm.v1.kv_offload.config import (
@@ -26,7 +27,7 @@ from vllm.v1.kv_offload.config import (
 from npu_kvconnector import register
 from npu_kvconnector.compat import recompute_failed_loads
 from npu_kvconnector.config import GuardConfig
-from npu_kvconnector.connector import NPUOffloadConnector, as_laid_out_here
+from npu_kvconnector.connector import NPUOffloadConnector, _with_spec, as_laid_out_here
 from npu_kvconnector.errors import CapacityError, OptionError, UnsupportedError
 from npu_kvconnector.fingerprint import fingerprint
 from npu_kvconnector.spec import NPUTieringSpec
@@ -120,6 +121,28 @@ def test_chunks_of_other_sizes_are_shared_in_the_canonical_layout_alone() -> Non
         sizes = (as_laid_out_here(each), as_laid_out_here(dataclasses.replace(each, parallel=one)))
         prints = {fingerprint(size, block_bytes=4096, revision="r") for size in sizes}
         assert len(prints) == (1 if is_shared else 2)
+
+
+class ExecutorOfAnotherName(MultiprocExecutor):
+    """As a platform may have one."""
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"), [(f"{__name__}.ExecutorOfAnotherName", "mp"), ("mp", "mp"), ("ray", "ray"), ("uni", "uni")]
+)
+def test_ranks_share_memory_whatever_the_name_of_their_executor(executor: str, name: str) -> None:
+    """What vLLM's frame asks for."""
+    config = VllmConfig(
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="NPUOffloadConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 20},
+        ),
+    )
+    config.parallel_config.distributed_executor_backend = executor
+    assert _with_spec(config).parallel_config.distributed_executor_backend == name
+    assert config.parallel_config.distributed_executor_backend == executor
 
 
 def test_tiers_are_guarded_with_their_own_settings_first() -> None:

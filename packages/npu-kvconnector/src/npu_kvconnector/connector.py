@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.executor import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from npu_kvconnector import CONNECTOR
@@ -24,7 +26,7 @@ from npu_kvconnector.frame.scheduler import RecoveringScheduler
 from npu_kvconnector.frame.worker import RecoveringWorker
 
 if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
@@ -107,7 +109,19 @@ def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
         transfer,
         kv_connector_extra_config=options.for_vllm() | {"spec_name": _SPEC},
     )
+    framed.parallel_config = _with_name_of_executor(vllm_config)
     return framed
+
+
+def _with_name_of_executor(vllm_config: VllmConfig) -> ParallelConfig:
+    """Return a copy of the configuration of ranks, with ``mp`` for every executor that is vLLM's ``mp`` or made of it.
+
+    vLLM's frame lets ranks share chunks of host memory where the executor's name is that; npu-platform's has its own.
+    """
+    parallel = copy.copy(vllm_config.parallel_config)
+    if not parallel.use_ray and issubclass(Executor.get_class(vllm_config), MultiprocExecutor):
+        parallel.distributed_executor_backend = "mp"
+    return parallel
 
 
 def as_laid_out_here(config: OffloadingConfig) -> OffloadingConfig:

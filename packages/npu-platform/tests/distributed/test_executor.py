@@ -142,7 +142,8 @@ def test_the_wait_for_this_host_ends_with_the_queue(local: tuple[MessageQueue, L
     [
         ({"nnodes": 2}, None, EXECUTOR),
         ({}, None, EXECUTOR),
-        ({}, "NPUOffloadConnector", "mp"),
+        ({}, "OffloadingConnector", "mp"),
+        ({}, "NPUOffloadConnector", EXECUTOR),
         ({}, "NPUNixlConnector", EXECUTOR),
         ({"pipeline_parallel_size": 2}, None, EXECUTOR),
     ],
@@ -155,3 +156,18 @@ def test_whose_ranks_are_started_by_this_executor(parallel: dict[str, Any], conn
     choose_executor(config)
     assert config.parallel_config.distributed_executor_backend == chosen
     assert is_multiprocessing(config.parallel_config)
+
+
+@pytest.mark.parametrize(
+    ("parts", "chosen"),
+    [(("NixlConnector", "NPUOffloadConnector"), EXECUTOR), (("NixlConnector", "OffloadingConnector"), "mp")],
+)
+def test_of_connectors_made_of_others_each_is_asked(parts: tuple[str, ...], chosen: str) -> None:
+    config = VllmConfig()
+    config.parallel_config = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="mp")
+    connectors = [{"kv_connector": name, "kv_role": "kv_both"} for name in parts]
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": connectors}
+    )
+    choose_executor(config)
+    assert config.parallel_config.distributed_executor_backend == chosen

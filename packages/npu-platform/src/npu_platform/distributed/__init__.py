@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
 
 EXECUTOR = f"{__name__}.executor.NPUMultiprocExecutor"
-_ASK_NO_NAME = ("NixlConnector", "NPUNixlConnector")
-"""KV connectors whose ranks share no memory of the host."""
+_ASK_NO_NAME = {"NixlConnector", "NPUNixlConnector", "NPUOffloadConnector"}
+"""KV connectors whose ranks share no memory of the host, or do whatever the executor's name."""
 
 
 def choose_executor(vllm_config: VllmConfig) -> None:
@@ -26,9 +26,7 @@ def choose_executor(vllm_config: VllmConfig) -> None:
     """
     parallel = vllm_config.parallel_config
     if parallel.distributed_executor_backend == "mp":
-        transfer = vllm_config.kv_transfer_config
-        asks = transfer is not None and transfer.kv_connector not in _ASK_NO_NAME
-        asks = asks or vllm_config.ec_transfer_config is not None
+        asks = vllm_config.ec_transfer_config is not None or not _kv_connectors(vllm_config) <= _ASK_NO_NAME
         if parallel.nnodes_within_dp > 1 or (shares_cores() and not asks):
             parallel.distributed_executor_backend = EXECUTOR
     elif parallel.distributed_executor_backend == "ray":
@@ -37,6 +35,16 @@ def choose_executor(vllm_config: VllmConfig) -> None:
             from npu_platform.distributed.ray_executor import NPURayExecutor
 
             parallel.distributed_executor_backend = NPURayExecutor
+
+
+def _kv_connectors(vllm_config: VllmConfig) -> set[str | None]:
+    """Return the names of an engine's KV connectors, with those of vLLM's that is made of others."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return set()
+    if transfer.kv_connector != "MultiConnector":
+        return {transfer.kv_connector}
+    return {part.get("kv_connector") for part in transfer.kv_connector_extra_config.get("connectors", [])}
 
 
 def shares_cores() -> bool:
