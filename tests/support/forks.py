@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import hashlib
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Fork", "ForkServer"]
 
 LIMIT = 1 << 20  # bytes of a request or reply
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 RUN = "PYTEST_XDIST_TESTRUNUID"
 """Names the run, in its workers."""
 _shared: list[subprocess.Popen[bytes]] = []
@@ -229,6 +231,7 @@ def _lock(file: Path) -> Iterator[None]:
 
 
 def _run(files: list[int], program: str, arguments: list[str], environ: dict[str, str], new_session: bool) -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # owners that are killed leave no servers behind
     if new_session:
         os.setsid()
     for number, file in enumerate(files):
