@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import npu_ops
 from npu_ops.errors import ConfigError
@@ -204,3 +205,10 @@ def test_a_device_that_does_not_bind_ends_the_session_that_wants_it():
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "NPU_REQUIRE_DEVICE=1, but npu-ops found no launch table" in done.stderr
+
+
+def test_why_torch_refused_something_is_said() -> None:
+    """The macro of torch's headers, for torch 2.10, says which call failed and no more."""
+    many = torch.ones(64).expand(1 << 44, 64)  # of which no row has memory of its own
+    with pytest.raises(RuntimeError, match=r"(?s)allocate.*This came of aoti_torch_empty_strided\("):
+        torch.ops.npu_ops.silu_and_mul(many)
