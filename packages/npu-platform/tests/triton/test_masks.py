@@ -86,3 +86,20 @@ def test_a_loop_is_written_without_masks_too(kernel_cache):
     found = {tuple(re.findall(r"constexpr bool all0 = (\w+), some0 = (\w+);", source)) for source in sources}
     of_a_loop = (("true", "true"), ("true", "true"), ("false", "true"), ("false", "false"))
     assert found == {2 * of_a_loop}  # loads, stores
+
+
+@triton.jit
+def corner_kernel(a, b, o, rows, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    left = tl.load(a + i[:, None] * K + k[None, :])
+    right = tl.load(b + k[:, None] * N + j[None, :])
+    tl.store(o + i[:, None] * n + j[None, :], tl.dot(left, right), mask=(i[:, None] < rows) & (j[None, :] < n))
+
+
+@pytest.mark.parametrize("rows", [5, 16])
+def test_the_corner_of_a_block_is_what_was_computed(rows):
+    """It was zeros where the compiler gathered by a mask of ones, whose sign says that nothing is let through."""
+    a, b, out = torch.randn(128, 16), torch.randn(16, 256), torch.full((16, 16), -7.0, device="npu")
+    corner_kernel[(1,)](a.to("npu"), b.to("npu"), out, rows, 16, 128, 256, 16)
+    assert torch.allclose(out.cpu()[:rows], (a @ b)[:rows, :16], atol=1e-4)
+    assert torch.equal(out.cpu()[rows:], torch.full((16 - rows, 16), -7.0))

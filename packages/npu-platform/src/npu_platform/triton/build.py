@@ -55,7 +55,7 @@ def compile_library(source: str, name: str, *, fused: bool) -> bytes:
         path, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         path.write_text(source)
         contraction = f"-ffp-contract={'fast' if fused else 'off'}"
-        command = [compiler, *_FLAGS, contraction, f"-I{HEADERS}", "-o", str(library), str(path), "-lm"]
+        command = [compiler, *_FLAGS, *_tuning(), contraction, f"-I{HEADERS}", "-o", str(library), str(path), "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             kept = Path(tempfile.gettempdir()) / f"npu_triton_{name}.cpp"
@@ -125,6 +125,17 @@ def write_once(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         file.write(content)
     Path(file.name).replace(path)
+
+
+@functools.cache
+def _tuning() -> tuple[str, ...]:
+    """Return the flag that keeps the compiler from gathers, where their masks are vectors of numbers.
+
+    g++ 12 writes a mask that lets everything through as ones, of which a gather of AVX2 reads the sign: nothing is
+    loaded, and zeros are stored (``tests/triton/test_masks.py`` has such a kernel). Masks of AVX-512 are no numbers.
+    """
+    has_masks = "avx512f" in _processor().split()
+    return ("-mtune=generic",) if platform.machine() in ("x86_64", "AMD64") and not has_masks else ()
 
 
 @functools.cache
