@@ -328,7 +328,9 @@ def test_the_wait_for_a_message_polls_still_and_nobody_can_say_otherwise() -> No
     assert inspect.signature(SpinCondition).parameters["busy_loop_s"].default == 1
     for method in (MessageQueue.__init__, MessageQueue.create_from_handle):
         assert "busy_loop_s" not in inspect.getsource(method)
-    assert "self._execute_worker_rpc(self.rpc_broadcast_mq.dequeue(" in inspect.getsource(WorkerProc.worker_busy_loop)
+    loop = inspect.getsource(WorkerProc.worker_busy_loop)
+    assert "self.rpc_broadcast_mq.dequeue(" in loop
+    assert "self._execute_worker_rpc(" in loop
 
 
 def test_a_warm_up_of_the_v2_runner_knows_of_two_requests() -> None:
