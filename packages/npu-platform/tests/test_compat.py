@@ -329,7 +329,7 @@ def test_the_wait_for_a_message_polls_still_and_nobody_can_say_otherwise() -> No
     for method in (MessageQueue.__init__, MessageQueue.create_from_handle):
         assert "busy_loop_s" not in inspect.getsource(method)
     loop = inspect.getsource(WorkerProc.worker_busy_loop)
-    assert "self.rpc_broadcast_mq.dequeue(" in loop
+    assert "self.rpc_broadcast_mq.dequeue(indefinite=True)" in loop
     assert "self._execute_worker_rpc(" in loop
 
 
