@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -226,6 +227,29 @@ def test_conversions():
     again = [expected[place].float() for place in (0, 1, 2, 3, 6, 7, 8)]
     again += [(x > 0).float(), x.half().bfloat16().float()]
     torch.testing.assert_close(back.cpu().view(9, N), torch.stack(again), rtol=0, atol=0)
+
+
+@triton.jit
+def wide_kernel(x, d, f, N: tl.constexpr, SIGNED: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i).to(tl.int64 if SIGNED else tl.uint64, bitcast=True)
+    tl.store(d + i, a.to(tl.float64))
+    tl.store(f + i, a.to(tl.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_conversions_of_64_bits_round_once(dtype):
+    generator = np.random.default_rng(0)
+    ends = np.array([0, 2**63 - 1, -(2**63), -1], np.int64).view(np.uint64)
+    # where a double, and from it a float, would round to even what is not half
+    edges = [((1 << k) + (1 << max(k - 24, 0)) + near) % 2**64 for k in range(64) for near in (-1, 0, 1)]
+    drawn = generator.integers(0, 2**64, 1024, np.uint64) >> generator.integers(0, 64, 1024, np.uint64)
+    words = np.concatenate([ends, np.array(edges, np.uint64), drawn])
+    numbers = np.resize(np.concatenate([words, ~words]), 4096).view(dtype)
+    wide, narrow = (torch.empty(4096, dtype=dtype, device="npu") for dtype in (torch.float64, torch.float32))
+    wide_kernel[(1,)](torch.from_numpy(numbers.view(np.int64)).to("npu"), wide, narrow, 4096, dtype is np.int64)
+    np.testing.assert_array_equal(wide.cpu().numpy(), numbers.astype(np.float64))
+    np.testing.assert_array_equal(narrow.cpu().numpy(), numbers.astype(np.float32))
 
 
 @triton.jit

@@ -149,14 +149,43 @@ NPU_INLINE To trunci(From value) {
   if constexpr (__is_same(To, bool)) return (value & From(1)) != 0;
   return To(value);
 }
+#if defined(__x86_64__) && !defined(__AVX512DQ__)
+// 64-bit integers, for which vectors of AVX2 have no conversion: both halves become parts of a double of their own, and
+// only the sum rounds. `shift` is what was added to the number to have no sign, 0 or 2^63.
+NPU_INLINE double double_of(uint64_t value, double shift) {
+  const double high = bits<double>((value >> 32) | 0x4530000000000000ull) - (0x1.00000001p84 + shift);
+  return high + bits<double>((value & 0xffffffffull) | 0x4330000000000000ull);
+}
+NPU_INLINE double double_of(uint64_t value) { return double_of(value, 0.0); }
+NPU_INLINE double double_of(int64_t value) { return double_of(uint64_t(value) ^ (1ull << 63), 0x1p63); }
+// What a double cannot hold tells a float only whether something is left: one bit does for eleven, nothing rounds twice.
+template <class T>
+NPU_INLINE float float_of(T value) {
+  const T short_enough = T((((value & 2047) + 2047) | value) & T(-2048));
+  const bool fits = value <= T(1ll << 53) && (T(-1) > 0 || value >= T(-(1ll << 53)));
+  return float(double_of(fits ? value : short_enough));
+}
+NPU_INLINE void convert_wide(double& to, int64_t value) { to = double_of(value); }
+NPU_INLINE void convert_wide(double& to, uint64_t value) { to = double_of(value); }
+NPU_INLINE void convert_wide(float& to, int64_t value) { to = float_of(value); }
+NPU_INLINE void convert_wide(float& to, uint64_t value) { to = float_of(value); }
+#endif
+template <class To, class From>
+NPU_INLINE void convert_wide(To& to, From value) {
+  to = To(value);
+}
 template <class To, class From>
 NPU_INLINE To sitofp(From value) {
   if constexpr (__is_same(From, bool)) return To(-Wide<To>(value));
-  return To(Wide<To>(value));
+  Wide<To> wide;
+  convert_wide(wide, value);
+  return To(wide);
 }
 template <class To, class From>
 NPU_INLINE To uitofp(From value) {
-  return To(Wide<To>(Unsigned<From>(value)));
+  Wide<To> wide;
+  convert_wide(wide, Unsigned<From>(value));
+  return To(wide);
 }
 template <class To, class From>
 NPU_INLINE To fptosi(From value) {
