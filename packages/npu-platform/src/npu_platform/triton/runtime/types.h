@@ -15,9 +15,15 @@ NPU_INLINE To bits(From from) {
   return to;
 }
 
+// Narrow numbers are copied by their field: g++ 12 has no vectors for a loop that copies a struct into an array.
 struct bf16 {
   uint16_t raw;
   bf16() = default;
+  bf16(const bf16& other) : raw(other.raw) {}
+  bf16& operator=(const bf16& other) {
+    raw = other.raw;
+    return *this;
+  }
   explicit bf16(float value) {
     const uint32_t word = bits<uint32_t>(value);
     const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;  // to nearest, ties to even
@@ -34,6 +40,11 @@ template <int Mantissa, int Bias, bool Infinite, bool Unsigned, uint8_t Largest>
 struct f8 {
   uint8_t raw;
   f8() = default;
+  f8(const f8& other) : raw(other.raw) {}
+  f8& operator=(const f8& other) {
+    raw = other.raw;
+    return *this;
+  }
   explicit f8(float value) {
     const uint32_t word = bits<uint32_t>(value), magnitude = word & 0x7fffffffu;
     const float positive = bits<float>(magnitude);
