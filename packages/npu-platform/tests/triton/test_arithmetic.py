@@ -253,6 +253,29 @@ def test_conversions_of_64_bits_round_once(dtype):
 
 
 @triton.jit
+def half_kernel(codes, x, wide, narrow, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(wide + i, tl.load(codes + i).to(tl.float32))
+    tl.store(narrow + i, tl.load(x + i).to(tl.float16))
+
+
+def test_each_float16_and_what_rounds_to_it():
+    codes = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    larger = torch.arange(1, 2**15 + 1).to(torch.int16).view(torch.float16)
+    # between two neighbours the half of both rounds to even, what is next to it does not; from 65,520 on it is infinite
+    halves = ((codes.double()[2**15 :] + larger.double()) / 2).float()
+    near = [halves, *(torch.nextafter(halves, torch.tensor(end)) for end in (-torch.inf, torch.inf))]
+    ends = torch.tensor([65519.996, 65520.0, 65536.0, 3.4e38, 1e-45, torch.inf, torch.nan])
+    parts = [ends, -ends, codes.float(), *near, *(-part for part in near)]
+    x, codes = torch.cat(parts)[: 2**18], codes.repeat(4)
+    wide, narrow = torch.empty(2**18, device="npu"), torch.empty(2**18, dtype=torch.float16, device="npu")
+    half_kernel[(2**8,)](codes.to("npu"), x.to("npu"), wide, narrow, 2**10)
+    torch.testing.assert_close(wide.cpu(), codes.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(narrow.cpu(), x.half(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(narrow.cpu().signbit() | x.isnan(), x.signbit() | x.isnan())
+
+
+@triton.jit
 def fp8_kernel(codes, wide, narrow, KIND: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
     a = tl.load(codes + i).to(KIND, bitcast=True).to(tl.float32)

@@ -28,7 +28,7 @@ def gate_kernel(x, z, o, rows, R: tl.constexpr, C: tl.constexpr):
     tl.store(o + place, tl.load(x + place, mask=mask, other=0.0) * gate * tl.sigmoid(gate), mask=mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_function_of_narrow_numbers(dtype):
     torch.manual_seed(0)
     x, z = (torch.randn(ROWS, COLUMNS).to(dtype) for _ in range(2))

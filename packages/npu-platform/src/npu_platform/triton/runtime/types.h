@@ -32,7 +32,34 @@ struct bf16 {
   operator float() const { return bits<float>(uint32_t(raw) << 16); }
 };
 
+#if defined(__AVX512FP16__) || defined(__aarch64__)
 using f16 = _Float16;
+#else
+// g++ has no vectors of _Float16 but for processors that compute in it; of these integers it has.
+struct f16 {
+  uint16_t raw;
+  f16() = default;
+  f16(const f16& other) : raw(other.raw) {}
+  f16& operator=(const f16& other) {
+    raw = other.raw;
+    return *this;
+  }
+  explicit f16(float value) {
+    const uint32_t word = bits<uint32_t>(value), magnitude = word & 0x7fffffffu;
+    // Below the normal numbers a sum with a half rounds to the step of the subnormal ones; to nearest, ties to even.
+    const uint32_t small = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - bits<uint32_t>(0.5f);
+    const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (uint32_t(127 - 15) << 23);
+    const uint32_t normal = magnitude < 0x47800000u ? rounded >> 13 : 0x7c00u;
+    const uint32_t code = magnitude < 0x38800000u ? small : normal;
+    raw = uint16_t((magnitude > 0x7f800000u ? 0x7e00u : code) | ((word >> 16) & 0x8000u));
+  }
+  operator float() const {
+    const float positive = bits<float>(uint32_t(raw & 0x7fffu) << 13) * 0x1p112f;
+    const uint32_t word = bits<uint32_t>(positive) | (uint32_t(raw & 0x8000u) << 16);
+    return bits<float>((raw & 0x7c00u) == 0x7c00u ? word | 0x7f800000u : word);
+  }
+};
+#endif
 
 // A number of 8 bits: Mantissa and bias as named; Infinite: the top exponent holds infinities and NaNs (E5M2), else one
 // code is NaN; Unsigned: no negative zero, its code is the NaN (FNUZ). Conversions saturate, as on NVIDIA's GPUs.
