@@ -96,10 +96,13 @@ def test_the_ranks_beside_a_watch_end_when_the_other_host_is_silent(
         os.kill(other.process, signal.SIGSTOP)
         assert pair[1].wait(30) == -signal.SIGKILL
         assert pair[0].poll() is None, "the engine sees that its rank has died, and ends by itself"
+        assert pair[0].wait(30) == -signal.SIGKILL, "or it waits for the engine of the other host"
         os.kill(other.process, signal.SIGCONT)
         for watch in (one, other):
             watch.close()
-    assert f"npu: host 127.0.0.1 says nothing for {SILENCES} s" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"npu: host 127.0.0.1 says nothing for {SILENCES} s" in said
+    assert f"npu: the engine {pair[0].pid} has not ended 1 s after its ranks: it is killed" in said
 
 
 def test_a_watch_that_has_ended_is_not_one_that_stands_still(pair: Processes) -> None:

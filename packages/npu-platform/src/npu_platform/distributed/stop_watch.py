@@ -140,7 +140,8 @@ def look_after(
     """Kill each of the processes that is found stopped so many times in a row, a second apart.
 
     The first is asked to end when its starter (0: none) has been gone for as many looks, and killed after twice as
-    many; those from `ranks_from` on are killed when one of `hosts` has been silent for `SILENCES` times as many.
+    many; those from `ranks_from` on are killed when one of `hosts` has been silent for `SILENCES` times as many, and
+    the first as many looks later: it may wait for the engine of that host, by a connection of their own.
     Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole server, that
     was stopped may go on.
     """
@@ -149,10 +150,11 @@ def look_after(
         for process in processes:
             watched[os.pidfd_open(process)] = process
     found = dict.fromkeys(watched, 0)
-    first, alone, ranks = next(iter(watched), None), 0, list(watched)[ranks_from:]
+    first, alone, bereft, ranks = next(iter(watched), None), 0, 0, list(watched)[ranks_from:]
     while first in watched:
-        for ended in select.select(watched, (), (), LOOK_SECONDS)[0]:
-            del watched[ended]
+        ended = select.select(watched, (), (), LOOK_SECONDS)[0]
+        for descriptor in ended:
+            del watched[descriptor]
         for descriptor, process in watched.items():
             _, state, parent = _stat(process)
             found[descriptor] = found[descriptor] + 1 if state == _STOPPED else 0
@@ -165,16 +167,21 @@ def look_after(
                     _say(f"npu: process {starter} is gone, which started the engine {process}: it is ended")
                 if alone in (seconds, 2 * seconds):
                     _send(descriptor, signal.SIGTERM if alone == seconds else signal.SIGKILL)
-        _listen(hosts, SILENCES * seconds, watched.keys() & set(ranks))
+        if _listen(hosts, SILENCES * seconds, watched.keys() & set(ranks)) or (bereft and not ended):
+            bereft += 1
+        if first in watched and bereft == seconds + 1:
+            _say(f"npu: the engine {watched[first]} has not ended {seconds} s after its ranks: it is killed")
+            _send(first, signal.SIGKILL)
 
 
-def _listen(hosts: Sequence[Host | Replicas], looks: int, ranks: AbstractSet[int]) -> None:
-    """Kill the ranks when one of the hosts has been silent at so many looks, or has ended where that is told."""
-    for host in hosts:
-        if what := host.gone(looks):
-            _say(f"npu: {what}: the ranks here, and the engine, end")
-            for rank in ranks:
-                _send(rank, signal.SIGKILL)
+def _listen(hosts: Sequence[Host | Replicas], looks: int, ranks: AbstractSet[int]) -> bool:
+    """Kill the ranks when one of the hosts has been silent at so many looks, or has ended where that is told; say so."""
+    gone = [what for host in hosts if (what := host.gone(looks))]
+    for what in gone:
+        _say(f"npu: {what}: the ranks here, and the engine, end")
+        for rank in ranks:
+            _send(rank, signal.SIGKILL)
+    return bool(gone)
 
 
 class Host:
