@@ -155,18 +155,13 @@ def look_after(
         ended = select.select(watched, (), (), LOOK_SECONDS)[0]
         for descriptor in ended:
             del watched[descriptor]
-        for descriptor, process in watched.items():
-            _, state, parent = _stat(process)
-            found[descriptor] = found[descriptor] + 1 if state == _STOPPED else 0
-            if found[descriptor] == seconds:
-                _say(f"npu: process {process} was stopped {seconds} s ago: it is ended, and with it its engine")
-                _send(descriptor, signal.SIGKILL)
-            if descriptor == first and starter not in (0, parent):
-                alone += 1
-                if alone == seconds:
-                    _say(f"npu: process {starter} is gone, which started the engine {process}: it is ended")
-                if alone in (seconds, 2 * seconds):
-                    _send(descriptor, signal.SIGTERM if alone == seconds else signal.SIGKILL)
+        _end_stopped(watched, found, seconds)
+        if first in watched and starter not in (0, _stat(watched[first])[2]):
+            alone += 1
+            if alone == seconds:
+                _say(f"npu: process {starter} is gone, which started the engine {watched[first]}: it is ended")
+            if alone in (seconds, 2 * seconds):
+                _send(first, signal.SIGTERM if alone == seconds else signal.SIGKILL)
         if _listen(hosts, SILENCES * seconds, watched.keys() & set(ranks)) or (bereft and not ended):
             bereft += 1
         if first in watched and bereft == seconds + 1:
@@ -174,8 +169,20 @@ def look_after(
             _send(first, signal.SIGKILL)
 
 
+def _end_stopped(watched: dict[int, int], found: dict[int, int], seconds: int) -> None:
+    """Kill who is found stopped for so many times in a row; `watched`: processes by descriptor, `found`: how often."""
+    for descriptor, process in watched.items():
+        found[descriptor] = found[descriptor] + 1 if _stat(process)[1] == _STOPPED else 0
+        if found[descriptor] == seconds:
+            _say(f"npu: process {process} was stopped {seconds} s ago: it is ended, and with it its engine")
+            _send(descriptor, signal.SIGKILL)
+
+
 def _listen(hosts: Sequence[Host | Replicas], looks: int, ranks: AbstractSet[int]) -> bool:
-    """Kill the ranks when one of the hosts has been silent at so many looks, or has ended where that is told; say so."""
+    """Kill the ranks when one of the hosts has been silent at so many looks, or has ended where that is told.
+
+    Returns whether that is so.
+    """
     gone = [what for host in hosts if (what := host.gone(looks))]
     for what in gone:
         _say(f"npu: {what}: the ranks here, and the engine, end")
