@@ -105,14 +105,27 @@ def test_the_ranks_beside_a_watch_end_when_the_other_host_is_silent(
     assert f"npu: the engine {pair[0].pid} has not ended 1 s after its ranks: it is killed" in said
 
 
-def test_a_watch_that_has_ended_is_not_one_that_stands_still(pair: Processes) -> None:
-    """As where an engine ends, or where one host is started with other settings."""
+def test_a_host_that_has_ended_is_left_to_others_at_first(pair: Processes, capfd: pytest.CaptureFixture[str]) -> None:
     with engine() as elsewhere:
         one, other = two_hosts(pair, elsewhere)
+        assert not one.has_ended(2), "each hears the other"
         other.close()
-        assert not one.has_ended(SILENCES + 2)
-        assert [process.poll() for process in pair] == [None] * 2
+        began = time.monotonic()
+        assert pair[1].wait(30) == -signal.SIGKILL
+        assert time.monotonic() - began > SILENCES - 1
         one.close()
+    assert f"npu: host 127.0.0.1 has ended, for {SILENCES} s" in capfd.readouterr().err
+
+
+def test_a_host_that_has_no_watch_ends_nobody(pair: Processes) -> None:
+    """As one that is started with other settings."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+        listener.accept()[0].close()
+    watch = StopWatch([process.pid for process in pair], 1, hosts=[connection])
+    assert not watch.has_ended(SILENCES + 2)
+    assert [process.poll() for process in pair] == [None] * 2
+    watch.close()
 
 
 def datagrams(seconds: int, here: Processes, *elsewhere: Processes) -> list[StopWatch]:

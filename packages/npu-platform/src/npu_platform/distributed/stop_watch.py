@@ -200,22 +200,27 @@ class Host:
         with contextlib.suppress(OSError):  # it has ended before
             self.name = str(connection.getpeername()[0])
         self._connection: socket.socket | None = connection
-        self._silent = 0
+        self._silent, self._has_spoken = 0, False
         connection.setblocking(False)
 
     def gone(self, looks: int) -> str:
-        """Send it a byte, and say so when none came at so many looks in a row."""
-        return f"host {self.name} says nothing for {looks} s" if self._silent_for() == looks else ""
+        """Send it a byte, and say so when none came at so many looks in a row, be it that its watch has ended.
+
+        One that has ended is left to others at first: its engine ends, or ``host_watch`` notices.
+        """
+        if self._silent_for() != looks:
+            return ""
+        return f"host {self.name} {'says nothing for' if self._connection else 'has ended, for'} {looks} s"
 
     def close(self) -> None:
         """End the connection."""
         self._ended()
 
     def _silent_for(self) -> int:
-        """Return at how many looks in a row nothing came; 0 for ever when its watch has ended."""
-        if self._connection is None:
-            return 0
+        """Return at how many looks in a row nothing came; 0 for ever when it had no watch from the beginning."""
         self._silent += 1
+        if self._connection is None:
+            return self._silent if self._has_spoken else 0
         try:
             self._connection.send(_BEAT)
         except BlockingIOError:  # it has not taken thousands
@@ -228,14 +233,15 @@ class Host:
             return self._silent
         except OSError:
             return self._ended()
-        self._silent = 0
-        return 0 if heard else self._ended()
+        if not heard:
+            return self._ended()
+        self._silent, self._has_spoken = 0, True
+        return 0
 
     def _ended(self) -> int:
-        """Leave it to others (``host_watch``) that the host is gone."""
         if self._connection is not None:
             self._connection.close()
-        self._connection = None
+        self._connection, self._silent = None, 0
         return 0
 
 
