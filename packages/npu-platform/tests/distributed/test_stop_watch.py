@@ -114,7 +114,7 @@ def test_a_host_that_has_ended_is_left_to_others_at_first(pair: Processes, capfd
         assert pair[1].wait(30) == -signal.SIGKILL
         assert time.monotonic() - began > SILENCES - 1
         one.close()
-    assert f"npu: host 127.0.0.1 has ended, for {SILENCES} s" in capfd.readouterr().err
+    assert f"npu: host 127.0.0.1 ended {SILENCES} s ago" in capfd.readouterr().err
 
 
 def test_a_host_that_has_no_watch_ends_nobody(pair: Processes) -> None:

@@ -108,7 +108,7 @@ class StopWatch:
 
         `hosts`: connections to the watches of other hosts, or a socket for datagrams to those of other replicas, which
         are its own from now on. Where one of them is silent, the processes from this one on are ended: all but the
-        first, the engine, which ends by itself, or all.
+        first, the engine, which ends by itself or is killed soon after, or all.
         """
         beats = [host.fileno() for host in hosts]
         numbers = (seconds, starter, ranks_from, len(beats), *beats, *processes)
@@ -141,7 +141,7 @@ def look_after(
 
     The first is asked to end when its starter (0: none) has been gone for as many looks, and killed after twice as
     many; those from `ranks_from` on are killed when one of `hosts` has been silent for `SILENCES` times as many, and
-    the first as many looks later: it may wait for the engine of that host, by a connection of their own.
+    the first `seconds` looks after those: it may wait for the engine of that host, by a connection of their own.
     Returns when the first of them has ended. Looks are counted and not time, so that a machine, or a whole server, that
     was stopped may go on.
     """
@@ -210,7 +210,7 @@ class Host:
         """
         if self._silent_for() != looks:
             return ""
-        return f"host {self.name} {'says nothing for' if self._connection else 'has ended, for'} {looks} s"
+        return f"host {self.name} {f'says nothing for {looks} s' if self._connection else f'ended {looks} s ago'}"
 
     def close(self) -> None:
         """End the connection."""
