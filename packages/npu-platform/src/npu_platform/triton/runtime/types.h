@@ -32,10 +32,7 @@ struct bf16 {
   operator float() const { return bits<float>(uint32_t(raw) << 16); }
 };
 
-#if defined(__AVX512FP16__) || defined(__aarch64__)
-using f16 = _Float16;
-#else
-// g++ has no vectors of _Float16 but for processors that compute in it; of these integers it has.
+// Not _Float16, which keeps g++ 12 from vectors, with AVX512-FP16 as well as without.
 struct f16 {
   uint16_t raw;
   f16() = default;
@@ -59,7 +56,6 @@ struct f16 {
     return bits<float>((raw & 0x7c00u) == 0x7c00u ? word | 0x7f800000u : word);
   }
 };
-#endif
 
 // A number of 8 bits: Mantissa and bias as named; Infinite: the top exponent holds infinities and NaNs (E5M2), else one
 // code is NaN; Unsigned: no negative zero, its code is the NaN (FNUZ). Conversions saturate, as on NVIDIA's GPUs.
