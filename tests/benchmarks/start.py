@@ -2,6 +2,7 @@
 
 A start is a process of its own that ends with the first token of a prompt of 16, once as a program with ``vllm.LLM`` and
 once as ``vllm serve`` asked over HTTP. What is read from files is in the host's cache: the first start of each is not counted.
+With ``--runners V1 V2`` vLLM's model runners are compared, in turns.
 The model has the shape of Qwen3-0.6B, and its weights are a file of random numbers. Parts are told by the lines of the log.
 """
 
@@ -35,6 +36,8 @@ UP = re.compile(r"npu worker: up after (?P<total>\S+) s: (?P<parts>.*)$")
 ENGINE_MODULES = ("vllm.v1.engine.core", "npu_platform.worker", "npu_platform.model_runner")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is not meant for the loopback interface
 JSON = {"Content-Type": "application/json"}
+TITLES = {"LLM": "`vllm.LLM`", "serve": "`vllm serve`"}
+RUNNERS = {"V1": "0", "V2": "1"}  # VLLM_USE_V2_MODEL_RUNNER
 PACKAGES = 12  # rows of a table of imports
 FRONT, BACK = "front end: ", "engine process: "
 
@@ -67,6 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--dummy", action="store_true", help="random weights made at start, as the engine's benchmark does"
     )
+    parser.add_argument(
+        "--runners", nargs="+", choices=RUNNERS, help="compare vLLM's model runners, in turns (default: vLLM's choice)"
+    )
     parser.add_argument("--no-imports", action="store_true", help="do not list the imports")
     parser.add_argument("--model", help="folder for the model, kept and used again (default: a temporary one)")
     parser.add_argument("--results", help="folder for start.json and start.md (default: docs/benchmarks/MACHINE)")
@@ -79,8 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
     place.mkdir(parents=True, exist_ok=True)
     file = place / "start.json"
     before = json.loads(file.read_text()) if file.exists() else {}
-    for part in ("ways", "imports"):  # what this run left out stays
-        record[part] = before.get(part, {}) | record[part]
+    if before.get("machine", {}).get("commit") == record["machine"]["commit"]:  # the page names one
+        for part in ("ways", "imports"):  # what this run left out stays
+            record[part] = before.get(part, {}) | record[part]
     file.write_text(json.dumps(record, indent=1) + "\n")
     title = f"The start on {record['machine']['processor']}"
     pages.insert(place / "start.md", "start", page(record), title)
@@ -91,14 +98,9 @@ def measure(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of each part, a list of the rounds, by way of starting."""
     record: dict[str, Any] = {"suite": "start", "machine": machine.facts(), "shape": options.shape}
     record |= {"ways": {}, "imports": {}}
-    engine = ENGINE | ({"load_format": "dummy"} if options.dummy else {})
     for way in options.ways:
-        rounds = []
-        for number in range(options.rounds + 1):
-            parts = in_a_program(model, engine) if way == "LLM" else served(model, engine)
-            print(f"{way}, {'not counted' if number == 0 else number}: {sum(parts.values()):.2f} s", flush=True)
-            rounds.append(parts)
-        record["ways"][way] = {part: [one.get(part, 0.0) for one in rounds[1:]] for part in rounds[-1]}
+        for name, counted in in_turns(way, model, options).items():
+            record["ways"][name] = {part: [one.get(part, 0.0) for one in counted] for part in counted[-1]}
     if not options.no_imports:
         record["imports"]["vllm.LLM"] = imports("from vllm import LLM")
         record["imports"]["vllm.LLM and the engine"] = imports(
@@ -107,11 +109,26 @@ def measure(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
-def in_a_program(model: Path, engine: dict[str, Any]) -> dict[str, float]:
+def in_turns(way: str, model: Path, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Return the seconds of each part by round, of each runner that is compared; who begins changes with the round."""
+    engine = ENGINE | ({"load_format": "dummy"} if options.dummy else {})
+    names = [f"{way}, {runner}" for runner in options.runners] if options.runners else [way]
+    counted: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(options.rounds + 1):
+        for name in names if number % 2 else reversed(names):
+            runner = RUNNERS.get(name.rpartition(", ")[2])
+            environ = {"VLLM_USE_V2_MODEL_RUNNER": runner} if runner else {}
+            parts = (in_a_program if way == "LLM" else served)(model, engine, environ)
+            print(f"{name}, {'not counted' if number == 0 else number}: {sum(parts.values()):.2f} s", flush=True)
+            counted[name] += [parts] if number else []
+    return counted
+
+
+def in_a_program(model: Path, engine: dict[str, Any], environ: dict[str, str]) -> dict[str, float]:
     """Return the seconds of the parts of a start by ``vllm.LLM``."""
     command = [sys.executable, "-m", "tests.benchmarks.start_contestant", str(model), json.dumps(engine)]
     begin, lines = time.time(), Lines()
-    process = started(command)
+    process = started(command, environ)
     lines.read(process.stdout)
     process.wait()
     marks = {name: lines.when(f"MARK {name}") for name in ("interpreter", "imports", "engine", "token")}
@@ -123,13 +140,13 @@ def in_a_program(model: Path, engine: dict[str, Any]) -> dict[str, float]:
     return parts
 
 
-def served(model: Path, engine: dict[str, Any]) -> dict[str, float]:
+def served(model: Path, engine: dict[str, Any], environ: dict[str, str]) -> dict[str, float]:
     """Return the seconds of the parts of a start by ``vllm serve``, until a token came over HTTP."""
     url = f"http://127.0.0.1:{free_port()}"
     options = [part for key, value in engine.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", url.rpartition(":")[2]]
     begin, lines = time.time(), Lines()
-    process = started([*command, *options])
+    process = started([*command, *options], environ)
     reader = threading.Thread(target=lines.read, args=(process.stdout,))
     reader.start()
     try:
@@ -161,9 +178,9 @@ def answers(url: str) -> bool:
     return False
 
 
-def started(command: list[str]) -> subprocess.Popen[str]:
+def started(command: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
     """Start a process whose words, and those of its children, are one stream."""
-    environ = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environ = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"} | environ
     return subprocess.Popen(
         command, env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -207,7 +224,8 @@ def page(record: dict[str, Any]) -> str:
     for way, parts in record["ways"].items():
         rounds = [sum(each) for each in zip(*parts.values(), strict=True)]
         rows = [f"| {name} | {statistics.median(seconds):.2f} |" for name, seconds in parts.items()]
-        title = "`vllm.LLM`" if way == "LLM" else "`vllm serve`"
+        method_of_starting, comma, runner = way.partition(", ")
+        title = TITLES[method_of_starting] + comma + runner
         total = (
             f"| **to the first token** | **{statistics.median(rounds):.2f}** ({min(rounds):.2f} to {max(rounds):.2f}) |"
         )
