@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,18 @@ def test_isa_beyond_the_machine_is_refused():
         pytest.skip("this machine has all of them")
     with pytest.raises(ConfigError, match="this machine goes up to"):
         npu_ops.native.set_isa(missing[0])
+
+
+def test_what_the_kernels_use_of_avx512_is_emulated_and_nothing_else():
+    # Only `nox -s emulated`, by night, compiles that.
+    kernels = Path(__file__).parents[1] / "csrc"
+    emulation = kernels / "vector" / "emulated_avx512.h"
+    sources = [each for each in kernels.rglob("*") if each.suffix in (".h", ".inc", ".cpp") and each != emulation]
+    text = "".join(source.read_text() for source in sources)
+    used = set(re.findall(r"\b_mm512_\w+", text))
+    emulated = set(re.findall(r"#define (_mm512_\w+)", emulation.read_text()))
+    assert "_mm512_dpbf16_ps" in used
+    assert used == emulated
 
 
 def test_a_tier_above_the_machine_is_called_emulated(isa):

@@ -53,7 +53,7 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
   for (; whole + kParts <= k; whole += kParts) {
     __m512i v[kEight];
 #pragma GCC unroll 8
-    for (int m = 0; m < kEight; ++m) v[m] = m < rows ? load_raw<__m512i>(row(m) + whole) : _mm512_setzero_si512();
+    for (int m = 0; m < kEight; ++m) v[m] = m < rows ? load_raw<__m512i>(row(m) + whole) : __m512i{};
     turn_parts(v);
 #pragma GCC unroll 8
     for (int i = 0; i < kEight; ++i) memcpy(packed + (whole / kEightElements + i) * W, &v[i], sizeof v[i]);

@@ -62,7 +62,6 @@ NPU_EMULATED_INLINE __m512i set_epi32(int p, int o, int n, int m, int l, int k, 
   return (__m512i)I32{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
 }
 NPU_EMULATED_INLINE __m512i set1_epi64(long long x) { return __m512i{x, x, x, x, x, x, x, x}; }
-NPU_EMULATED_INLINE __m512 broadcast_f32x8(__m256 x) { return whole<__m512>(x, x); }
 NPU_EMULATED_INLINE __m512i broadcast_i32x4(__m128i x) {
   const __m256i two = whole<__m256i>(x, x);
   return whole<__m512i>(two, two);
@@ -143,9 +142,6 @@ NPU_EMULATED_CALL float reduce_max_ps(__m512 x) {
     for (int i = 0; i < n; ++i) e[i] = e[i + n] > e[i] ? e[i + n] : e[i];
   return e[0];
 }
-NPU_EMULATED_INLINE __m512i madd_epi16(__m512i a, __m512i b) {
-  return whole<__m512i>(_mm256_madd_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
-}
 NPU_EMULATED_INLINE __m512i dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
   const __m256i low = _mm256_add_epi32(half<__m256i>(sum, 0), _mm256_madd_epi16(half<__m256i>(a, 0), half<__m256i>(b, 0)));
   const __m256i high = _mm256_add_epi32(half<__m256i>(sum, 1), _mm256_madd_epi16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
@@ -173,6 +169,19 @@ NPU_EMULATED_INLINE __m512i unpacklo_epi8(__m512i a, __m512i b) {
 }
 NPU_EMULATED_INLINE __m512i unpackhi_epi8(__m512i a, __m512i b) {
   return whole<__m512i>(_mm256_unpackhi_epi8(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpackhi_epi8(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+NPU_EMULATED_INLINE __m512i unpacklo_epi64(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpacklo_epi64(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpacklo_epi64(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+NPU_EMULATED_INLINE __m512i unpackhi_epi64(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_unpackhi_epi64(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_unpackhi_epi64(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+// two quarters of the first register, then two of the second, each by two bits of the choice
+NPU_EMULATED_CALL __m512i shuffle_i64x2(__m512i a, __m512i b, int choice) {
+  auto first = elements<int64_t>(a), second = elements<int64_t>(b);
+  Elements<int64_t, 8> to;
+  for (int i = 0; i < 8; ++i) to[i] = (i < 4 ? first : second)[(choice >> i / 2 * 2 & 3) * 2 + i % 2];
+  return as<__m512i>(to);
 }
 // of two registers' bytes, by the lower seven bits of an index
 NPU_EMULATED_CALL __m512i permutex2var_epi8(__m512i a, __m512i index, __m512i b) {
@@ -241,7 +250,6 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_loadu_si512 npu_ops::emulated::loadu_si512
 #define _mm512_set_epi32 npu_ops::emulated::set_epi32
 #define _mm512_set1_epi64 npu_ops::emulated::set1_epi64
-#define _mm512_broadcast_f32x8 npu_ops::emulated::broadcast_f32x8
 #define _mm512_broadcast_i32x4 npu_ops::emulated::broadcast_i32x4
 #define _mm512_castps512_ps256 npu_ops::emulated::castps512_ps256
 #undef _mm512_extractf32x8_ps  // macros where nothing is optimised
@@ -263,11 +271,14 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_scalef_ps npu_ops::emulated::scalef_ps
 #define _mm512_reduce_add_ps npu_ops::emulated::reduce_add_ps
 #define _mm512_reduce_max_ps npu_ops::emulated::reduce_max_ps
-#define _mm512_madd_epi16 npu_ops::emulated::madd_epi16
 #define _mm512_unpacklo_epi16 npu_ops::emulated::unpacklo_epi16
 #define _mm512_unpackhi_epi16 npu_ops::emulated::unpackhi_epi16
 #define _mm512_unpacklo_epi8 npu_ops::emulated::unpacklo_epi8
 #define _mm512_unpackhi_epi8 npu_ops::emulated::unpackhi_epi8
+#define _mm512_unpacklo_epi64 npu_ops::emulated::unpacklo_epi64
+#define _mm512_unpackhi_epi64 npu_ops::emulated::unpackhi_epi64
+#undef _mm512_shuffle_i64x2
+#define _mm512_shuffle_i64x2 npu_ops::emulated::shuffle_i64x2
 #define _mm512_permutex2var_epi8 npu_ops::emulated::permutex2var_epi8
 #define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32

@@ -32,7 +32,7 @@ uint64_t cycles(const Step& step) {
 }  // namespace
 
 bool products_pay() {
-  const __m512 x = _mm512_setzero_ps();
+  const __m512 x = {};
   const auto dot = [&](__m512& sum) __attribute__((always_inline)) { asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sum) : "v"(x)); };
   const auto multiply_adds = [&](__m512& sum) __attribute__((always_inline)) {
     asm volatile("vfmadd231ps %1, %1, %0\n\tvfmadd231ps %1, %1, %0" : "+v"(sum) : "v"(x));
