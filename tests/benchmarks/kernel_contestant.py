@@ -260,6 +260,9 @@ class Peer(Contestant):
         current_platform.import_kernels()
         self.ops = torch.ops._C
         self.isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
+        if self.isa == "amx":
+            # In an engine a linear layer comes first, which asks the system for leave; vLLM's attention does not ask.
+            torch.cpu._init_amx()
 
     def linear(self, m: int, n: int, k: int) -> list[Call]:
         """Weights packed as vLLM packs them after loading."""
