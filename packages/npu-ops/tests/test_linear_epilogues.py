@@ -46,14 +46,14 @@ def check_added(actual, residual, arguments):
     check(actual, expected, sizes, x.shape[-1])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 13, 19, 33, 43, 45, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 13, 19, 33, 43, 45, 100, 300])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (130, 257), (2, 1), (200, 1100)])
 def test_gate_and_up(ops, isa, dtype, rows, n, k):
     arguments = layer(dtype, rows, n, k, bias=rows % 2 == 1)
     check_gated(ops.linear_silu_and_mul(*arguments), arguments)
 
 
-@pytest.mark.parametrize("rows", [1, 4, 13, 19, 100])
+@pytest.mark.parametrize("rows", [1, 4, 13, 19, 100, 300])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (33, 257), (1, 1), (200, 1100)])
 def test_residual(ops, isa, dtype, rows, n, k):
     arguments, residual = layer(dtype, rows, n, k, bias=rows % 2 == 1), torch.randn(rows, n).to(dtype)

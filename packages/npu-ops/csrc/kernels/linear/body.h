@@ -7,6 +7,7 @@
 // An Epilogue says what a column of the result is made of, and what becomes of it before it is written:
 //   kSides: weight rows of a column: 1, or 2 (n columns of gates, then n of ups)
 //   put(m, column, y, left), or put(m, column, gate, up, left): the vector of row m from `column` on; left: Whole or how many of it
+//   value(...) of the same: what put writes; kReadsOut: whether it is made of what was there before
 //   kInLanes: whether there is also in_lanes(column, y), or in_lanes(column, gate, up): what is written into `column`, a row in each lane
 #pragma once
 
