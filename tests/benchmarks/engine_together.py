@@ -19,6 +19,10 @@ from typing import Any
 from tests.benchmarks.engine_cases import Case
 from tests.benchmarks.results import abba
 
+SETTLES = 1.5
+"""Seconds before a turn. vLLM's workers look for the next message for a second after the last (``shm_broadcast.SpinCondition``), with
+all of a core, which is no fault of who is asked next."""
+
 
 def round_of(
     commands: dict[str, list[str]],
@@ -55,6 +59,7 @@ def round_of(
             for name in [name for turn in range(2 * turns) for name in abba(list(found), number + turn)]:
                 if name in failures or case.name not in takes[name]:
                     continue
+                time.sleep(SETTLES)
                 try:
                     add(found[name], running[name].measured(case.name))
                 except RuntimeError as error:
