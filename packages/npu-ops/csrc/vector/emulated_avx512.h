@@ -58,6 +58,7 @@ NPU_EMULATED_INLINE __m512i loadu_si512(const void* p) {
   memcpy(&v, p, sizeof v);
   return v;
 }
+NPU_EMULATED_INLINE void stream_si512(void* p, __m512i v) { memcpy(p, &v, sizeof v); }
 NPU_EMULATED_INLINE __m512i set_epi32(int p, int o, int n, int m, int l, int k, int j, int i, int h, int g, int f, int e, int d, int c, int b, int a) {
   return (__m512i)I32{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
 }
@@ -248,6 +249,7 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 
 // GCC declares the names, but only for functions compiled with the instructions.
 #define _mm512_loadu_si512 npu_ops::emulated::loadu_si512
+#define _mm512_stream_si512 npu_ops::emulated::stream_si512
 #define _mm512_set_epi32 npu_ops::emulated::set_epi32
 #define _mm512_set1_epi64 npu_ops::emulated::set1_epi64
 #define _mm512_broadcast_i32x4 npu_ops::emulated::broadcast_i32x4
