@@ -85,6 +85,7 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_runners_are_compared_by_whole_generations_where_a_step_is_short(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["runners", "--shape", "tiny", "--rounds", "1"])
+    monkeypatch.setattr("tests.benchmarks.engine_together.SETTLES", 0)
     runners.main()
     printed = capsys.readouterr().out
     for case in CHOICES["host"]:
@@ -98,6 +99,7 @@ def test_engines_that_are_up_together_are_asked_case_by_case(tmp_path, monkeypat
     chosen = {name: engine.Contestant(name, name, sys.executable) for name in ("npu", "vllm")}
     chosen["vllm-eager"] = engine.Contestant("vllm-eager", "vllm, eager", "false")
     monkeypatch.setattr(engine, "contestants", lambda options: chosen)
+    monkeypatch.setattr("tests.benchmarks.engine_together.SETTLES", 0)
     small = ["--shape", "tiny", "--cases", "trial", "--rounds", "1", "--no-split", "--together"]
     engine.main([*small, "--contestants", *chosen, "--results", str(tmp_path)])
     kept = results.read(tmp_path / "engine.json")
