@@ -3,7 +3,7 @@
 // Few rows of x (decode): the weights come from memory once, and straight into tiles. They are read in 16 streams: strip i of a block
 // holds its rows i, n + i, 2 n + i, ... for n strips, so that each stream goes on in the next strip where it ended in the last, as the
 // processor expects of a stream, and what comes is fetched a little ahead.
-// Many rows of x: weights are copied in pieces that stay in L1, and meet all rows of x, which stay in L2 meanwhile; so do the sums
+// Many rows of x (an expert's; those of a linear layer: kernels/linear/many_rows.inc): weights are copied in pieces that stay in L1, and meet all rows of x, which stay in L2 meanwhile; so do the sums
 // between the pieces of k. What comes next is fetched between the products.
 // Either way a sum runs along k in one order: batch-invariant mode may use both.
 #pragma once

@@ -27,7 +27,5 @@ __attribute__((always_inline)) inline LinearParams some_rows(LinearParams p, int
 __attribute__((always_inline)) constexpr bool multiplies(const LinearParams& p) { return p.dtype == Dtype::bf16 && p.m > 5; }
 
 NPU_KERNEL(linear, LinearParams)
-// Whether torch's own linear is the faster one for this shape.
-NPU_IN_EACH_TIER(linear_prefers_torch, bool, const LinearParams&)
 
 }  // namespace npu_ops
