@@ -21,6 +21,9 @@ struct Parallel {
     }
     run(n, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<const Fn*>(c))(b, e); }, const_cast<Fn*>(&fn));
   }
+
+  // Whether who takes an item of n takes the next one as well, as far as threads keep to equal shares.
+  bool goes_on(int64_t item, int64_t n) const { return item + 1 < n && item * num_threads() / n == (item + 1) * num_threads() / n; }
 };
 
 // A buffer of this thread, aligned to 64 bytes, kept and grown from call to call. Its content is undefined. Where there is no memory for

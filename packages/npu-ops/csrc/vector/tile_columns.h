@@ -2,9 +2,10 @@
 //
 // Few rows of x (decode): the weights come from memory once, and straight into tiles. They are read in 16 streams: strip i of a block
 // holds its rows i, n + i, 2 n + i, ... for n strips, so that each stream goes on in the next strip where it ended in the last, as the
-// processor expects of a stream, and what comes is fetched a little ahead.
-// Many rows of x (an expert's; those of a linear layer: kernels/linear/many_rows.inc): weights are copied in pieces that stay in L1, and meet all rows of x, which stay in L2 meanwhile; so do the sums
-// between the pieces of k. What comes next is fetched between the products.
+// processor expects of a stream, and what comes is fetched a little ahead. More than 64 rows meet a strip in two passes; each fetches
+// half of the next block, so that lines come from memory as long as there are products.
+// Many rows of x (an expert's; those of a linear layer: kernels/linear/many_rows.inc): weights are copied in pieces that stay in L1, and
+// meet all rows of x, which stay in L2 meanwhile; so do the sums between the pieces of k. What comes next is fetched between the products.
 // Either way a sum runs along k in one order: batch-invariant mode may use both.
 #pragma once
 
@@ -26,8 +27,13 @@ constexpr int64_t kStripGroups = 4;  // groups of 16 rows of x that meet a strip
 constexpr int64_t kStripPasses = 2;  // of a strip, the first from memory and the next from L2: with more it is better copied
 constexpr int64_t kTileElements = kTileSide * kTileSide;
 constexpr int64_t kStripAhead = 1024;       // elements of a stream that are on their way
-constexpr int64_t kStripBytes = 1 << 20;    // of packed rows of x that stay in L2
+constexpr int64_t kStripBytes = 512 << 10;    // of packed rows of x that meet strips before the next part of k does
 constexpr int64_t kPieceDepth = 512;        // elements of k in a piece of weights that stays in L1
+
+template <int L>
+struct Lines {
+  static constexpr int value = L;
+};
 
 NPU_INLINE int64_t strips_of(const WeightBlock& w) { return ceil_div(w.columns, kTileSide); }
 
@@ -37,13 +43,24 @@ NPU_INLINE TileRows strip_of(const WeightBlock& w, int64_t side, int64_t i, int6
   return {w.side[side] + i * w.stride + k, n * w.stride, ceil_div(w.columns - i, n)};
 }
 
-// One step of a strip, in tile 0, by the packed rows of G groups.
-template <int G, int g = 0>
-NPU_INLINE void meet_groups(const bf16* x, int64_t ldx) {
+// A line of each of rows [first, last) into L2.
+template <int first, int last>
+NPU_INLINE void fetch_lines(const bf16* at, int64_t stride) {
+#pragma GCC unroll 16
+  for (int i = first; i < last; ++i) __builtin_prefetch(at + i * stride, 0, 2);
+}
+
+// One step of a strip, in tile 0, by the packed rows of G groups. Lines of `fetch` on the way from memory hold up the tiles that come from
+// L2, least so when they are asked for a few at a time.
+template <int G, int L, int g = 0>
+NPU_INLINE void meet_groups(const bf16* x, int64_t ldx, const bf16* fetch, int64_t stride) {
   if constexpr (g < G) {
+    constexpr int kHalves = 2 * G;
     tile_load<1 + g % 3>(x + g * ldx, 64);
+    fetch_lines<2 * g * L / kHalves, (2 * g + 1) * L / kHalves>(fetch, stride);
     tile_dp_bf16<4 + g, 0, 1 + g % 3>();
-    meet_groups<G, g + 1>(x, ldx);
+    fetch_lines<(2 * g + 1) * L / kHalves, (2 * g + 2) * L / kHalves>(fetch, stride);
+    meet_groups<G, L, g + 1>(x, ldx, fetch, stride);
   }
 }
 
@@ -69,62 +86,100 @@ NPU_INLINE void store_sums_of(float* sums) {
   if constexpr (G > 3) tile_store<7>(sums + 3 * kTileElements, kRow);
 }
 
-// sums[G] of 16 by 16 (=, or += unless `first`) a strip by G groups of packed rows, ldx elements apart. `next`: where the strip lies
-// that comes after this one, or null.
-template <int G>
-inline void strip_by_groups(float* sums, bool first, const TileRows& w, const bf16* x, int64_t ldx, int64_t k, const bf16* next) {
+// Rows of which a line is fetched at each step of a strip, L of them; before that, `ahead` elements from its end, the strip's own.
+struct StripFetch {
+  const bf16* data;  // or null
+  int64_t stride, ahead;
+};
+
+// sums[G] of 16 by 16 (=, or += unless `first`) a strip by G groups of packed rows, ldx elements apart.
+template <int G, int L>
+inline void strip_by_groups(float* sums, bool first, const TileRows& w, const bf16* x, int64_t ldx, int64_t k, const StripFetch& fetch) {
   load_sums<G>(sums, first);
-  const int64_t whole = w.rows == kTileSide ? k / kTileDepth * kTileDepth : 0, ahead = lesser(kStripAhead, whole);
+  const int64_t whole = w.rows == kTileSide ? k / kTileDepth * kTileDepth : 0, ahead = lesser(fetch.ahead, whole);
   int64_t j = 0;
-  const auto steps = [&](int64_t until, const bf16* fetch) {
-    for (; j < until; j += kTileDepth) {
-      if (fetch)
-        for (int64_t i = 0; i < kTileSide; ++i) __builtin_prefetch(fetch + i * w.stride, 0, 2);
-      fetch += kTileDepth;
+  const auto steps = [&](auto lines, int64_t until, const bf16* from) {
+    for (; j < until; j += kTileDepth, from += kTileDepth) {
       tile_load<0>(w.data + j, w.stride * static_cast<int64_t>(sizeof(bf16)));
-      meet_groups<G>(x + j * kTileSide, ldx);
+      meet_groups<G, decltype(lines)::value>(x + j * kTileSide, ldx, from, fetch.stride);
     }
   };
-  steps(whole - ahead, w.data + ahead);
-  if (next)
-    steps(whole, next);
-  else
-    steps(whole, nullptr);
+  steps(Lines<L>{}, whole - ahead, w.data + ahead);
+  if (fetch.data) steps(Lines<L>{}, whole, fetch.data);
+  else steps(Lines<0>{}, whole, nullptr);
   for (; j < k; j += kTileDepth) {
     load_rows<0>(w, j, k - j);
-    meet_groups<G>(x + j * kTileSide, ldx);
+    meet_groups<G, 0>(x + j * kTileSide, ldx, nullptr, 0);
   }
   store_sums_of<G>(sums);
 }
 
-NPU_INLINE void strip_by_some(int64_t groups, float* sums, bool first, const TileRows& w, const bf16* x, int64_t ldx, int64_t k, const bf16* next) {
+template <int L>
+NPU_INLINE void strip_by_some(int64_t groups, float* sums, bool first, const TileRows& w, const bf16* x, int64_t ldx, int64_t k, const StripFetch& fetch) {
   switch (groups) {
     case 1:
-      return strip_by_groups<1>(sums, first, w, x, ldx, k, next);
+      return strip_by_groups<1, L>(sums, first, w, x, ldx, k, fetch);
     case 2:
-      return strip_by_groups<2>(sums, first, w, x, ldx, k, next);
+      return strip_by_groups<2, L>(sums, first, w, x, ldx, k, fetch);
     case 3:
-      return strip_by_groups<3>(sums, first, w, x, ldx, k, next);
+      return strip_by_groups<3, L>(sums, first, w, x, ldx, k, fetch);
     default:
-      return strip_by_groups<4>(sums, first, w, x, ldx, k, next);
+      return strip_by_groups<4, L>(sums, first, w, x, ldx, k, fetch);
   }
 }
 
-// sums[side][strip][group] of a block, up to kStripGroups * 16 rows. `next`: the block that this thread takes after this one, or null.
-inline void strip_sums(float* sums, const WeightBlock& w, const bf16* x, int64_t groups, int64_t ldx, int64_t k, const WeightBlock* next) {
-  const int64_t strips = strips_of(w), pieces = greater(1, ceil_div(groups * kTileSide * k * static_cast<int64_t>(sizeof(bf16)), kStripBytes));
-  const int64_t depth = ceil_div(ceil_div(k, pieces), kTileDepth) * kTileDepth;
-  for (int64_t from = 0; from == 0 || from < k; from += depth)
-    for (int64_t side = 0; side < w.sides; ++side)
-      for (int64_t i = 0; i < strips; ++i) {
-        const bf16* then = i + 1 < strips         ? w.side[side] + (i + 1) * w.stride + from
-                           : side + 1 < w.sides   ? w.side[side + 1] + from
-                           : from + depth < k     ? w.side[0] + from + depth
-                           : next                 ? next->side[0]
-                                                  : nullptr;
-        strip_by_some(groups, sums + (side * strips + i) * groups * kTileElements, from == 0, strip_of(w, side, i, from), x + from * kTileSide, ldx,
-                      lesser(depth, k - from), then);
-      }
+// A part of a block's k, of which strips meet all groups before those of the next part do.
+struct StripPart {
+  const WeightBlock* w;  // or null
+  int64_t from;
+
+  NPU_INLINE int64_t strips() const { return w ? w->sides * strips_of(*w) : 0; }
+  NPU_INLINE TileRows strip(int64_t i) const { return strip_of(*w, i / strips_of(*w), i % strips_of(*w), from); }
+};
+
+// Groups [first, first + count) of rows by strips of a part: sums[strip][count].
+NPU_INLINE void meet_once(float* sums, const StripPart& part, int64_t depth, const bf16* x, int64_t groups, int64_t ldx, const StripPart& next) {
+  const int64_t strips = part.strips();
+  for (int64_t i = 0; i < strips; ++i) {
+    const StripPart& then = i + 1 < strips ? part : next;
+    const TileRows rows = then.w ? then.strip(i + 1 < strips ? i + 1 : 0) : TileRows{};
+    strip_by_some<kTileSide>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, {rows.data, rows.stride, kStripAhead});
+  }
+}
+
+// The same in pass 0 or 1 of two. Either fetches half of the next part.
+NPU_INLINE void meet_in_pass(int64_t pass, float* sums, const StripPart& part, int64_t depth, const bf16* x, int64_t groups, int64_t ldx,
+                             const StripPart& next) {
+  const int64_t strips = part.strips();
+  for (int64_t i = 0; i < strips; ++i) {
+    const int64_t half = pass * strips + i;
+    const TileRows rows = half / 2 < next.strips() ? next.strip(half / 2) : TileRows{};
+    const bf16* from = rows.data ? rows.data + half % 2 * (kTileSide / 2) * rows.stride : nullptr;
+    strip_by_some<kTileSide / 2>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, {from, rows.stride, depth});
+  }
+}
+
+// The groups that meet strips in a pass.
+struct StripPasses {
+  int64_t groups, count = ceil_div(groups, kStripGroups);
+
+  NPU_INLINE int64_t first(int64_t pass) const { return pass * groups / count; }
+};
+
+// sums[strip][group] of a block, one pass after the other. `next`: the block that this thread takes after this one, or null.
+inline void strip_sums(float* sums, const WeightBlock& w, const bf16* x, const StripPasses& passes, int64_t ldx, int64_t k, const WeightBlock* next) {
+  const int64_t parts = greater(1, ceil_div(passes.groups * kTileSide * k * static_cast<int64_t>(sizeof(bf16)), kStripBytes));
+  const int64_t most = ceil_div(ceil_div(k, parts), kTileDepth) * kTileDepth;
+  for (int64_t from = 0; from == 0 || from < k; from += most) {
+    const StripPart part{&w, from}, then = from + most < k ? StripPart{&w, from + most} : StripPart{next, 0};
+    for (int64_t pass = 0; pass < passes.count; ++pass) {
+      const int64_t first = passes.first(pass), some = passes.first(pass + 1) - first;
+      float* of_pass = sums + first * part.strips() * kTileElements;
+      const bf16* rows = x + first * ldx + from * kTileSide;
+      if (passes.count == 1) meet_once(of_pass, part, lesser(most, k - from), rows, some, ldx, then);
+      else meet_in_pass(pass, of_pass, part, lesser(most, k - from), rows, some, ldx, then);
+    }
+  }
 }
 
 // Lines of two strips that are fetched into L2, some whenever it is called, while others are multiplied.
@@ -223,21 +278,22 @@ inline void copied_sums(const WeightBlock& w, const bf16* x, int64_t groups, int
   while (done.part < done.parts) done.finish_part(w, finish);
 }
 
-// Products of `rows` packed rows by a block of weight rows, which `finish` takes. `next`: the block that this thread takes after this
-// one, or null. Takes the thread's scratch slots 0 and 1.
-template <class Finish>
+// Products of `rows` packed rows by a block of weight rows, which `finish` takes: a group and 16 columns, or 32 where there are few rows and
+// it asks for them. `next`: the block that this thread takes after this one, or null. Takes the thread's scratch slots 0 and 1.
+template <int64_t kColumns = kTileSide, class Finish>
 inline void tile_sums(const WeightBlock& w, const bf16* x, int64_t rows, int64_t k, const WeightBlock* next, const Finish& finish) {
-  const int64_t ldx = packed_tiles(k), groups = ceil_div(rows, kTileSide), strips = strips_of(w), passes = ceil_div(groups, kStripGroups);
-  if (passes > kStripPasses) return copied_sums(w, x, groups, ldx, k, next, finish);
-  float* sums = static_cast<float*>(thread_scratch(1, sizeof(float) * w.sides * strips * kStripGroups * kTileElements));
-  for (int64_t pass = 0; pass < passes; ++pass) {
-    const int64_t first = pass * groups / passes, some = (pass + 1) * groups / passes - first;
-    strip_sums(sums, w, x + first * ldx, some, ldx, k, pass + 1 < passes ? nullptr : next);
+  const int64_t ldx = packed_tiles(k), strips = strips_of(w);
+  const StripPasses passes{ceil_div(rows, kTileSide)};
+  if (passes.count > kStripPasses) return copied_sums(w, x, passes.groups, ldx, k, next, finish);
+  float* sums = static_cast<float*>(thread_scratch(1, sizeof(float) * w.sides * strips * passes.groups * kTileElements));
+  strip_sums(sums, w, x, passes, ldx, k, next);
+  for (int64_t pass = 0; pass < passes.count; ++pass) {
+    const int64_t first = passes.first(pass), some = passes.first(pass + 1) - first;
     for (int64_t g = 0; g < some; ++g)
-      for (int64_t column = 0; column < w.columns; column += kTileSide)
+      for (int64_t column = 0; column < w.columns; column += kColumns)
         finish(first + g, column, [&](int64_t side, int64_t i) {
           const int64_t j = column + i;
-          return sums + ((side * strips + j % strips) * some + g) * kTileElements + j / strips * kTileSide;
+          return sums + ((first * w.sides + side * some) * strips + j % strips * some + g) * kTileElements + j / strips * kTileSide;
         });
   }
 }

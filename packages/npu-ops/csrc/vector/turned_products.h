@@ -121,10 +121,11 @@ inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, i
     turned_rows((rows - t + tiles - 1) / tiles, c + t * ldc, tiles * ldc, w + t * stride, tiles * stride, x, k, add, ahead);
 }
 
-// y[W], one row of x each, from c[W][ldc], of W weight rows: from the row's place on.
-NPU_INLINE void turn_back(F (&y)[W], const float* c, int64_t ldc) {
+// y[W], one row of x each, of W weight rows: at(i) is where the sums of the i-th are, from the row's place on.
+template <class At>
+NPU_INLINE void turn_back(F (&y)[W], const At& at) {
 #pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) y[i] = load(c + i * ldc);
+  for (int i = 0; i < W; ++i) y[i] = load(at(i));
   transpose(y);
 }
 
@@ -160,7 +161,7 @@ inline void turned_block_product(float* c, int64_t count, const X& x, const Row&
   for (int64_t m = 0; m < count; m += W)
     for (int64_t j = 0; j < kBlockColumns; j += W) {
       F y[W];
-      turn_back(y, sums + j * ldc + m, ldc);
+      turn_back(y, [&](int64_t i) { return sums + (j + i) * ldc + m; });
       for (int64_t i = 0; i < W && m + i < count; ++i) store(c + (m + i) * kBlockColumns + j, y[i]);
     }
 }
