@@ -27,13 +27,8 @@ constexpr int64_t kStripGroups = 4;  // groups of 16 rows of x that meet a strip
 constexpr int64_t kStripPasses = 2;  // of a strip, the first from memory and the next from L2: with more it is better copied
 constexpr int64_t kTileElements = kTileSide * kTileSide;
 constexpr int64_t kStripAhead = 1024;       // elements of a stream that are on their way
-constexpr int64_t kStripBytes = 512 << 10;    // of packed rows of x that meet strips before the next part of k does
+constexpr int64_t kStripBytes = 512 << 10;  // of packed rows of x that meet strips before the next part of k does
 constexpr int64_t kPieceDepth = 512;        // elements of k in a piece of weights that stays in L1
-
-template <int L>
-struct Lines {
-  static constexpr int value = L;
-};
 
 NPU_INLINE int64_t strips_of(const WeightBlock& w) { return ceil_div(w.columns, kTileSide); }
 
@@ -86,6 +81,12 @@ NPU_INLINE void store_sums_of(float* sums) {
   if constexpr (G > 3) tile_store<7>(sums + 3 * kTileElements, kRow);
 }
 
+// Lines that a step fetches, as a type.
+template <int L>
+struct Lines {
+  static constexpr int value = L;
+};
+
 // Rows of which a line is fetched at each step of a strip, L of them; before that, `ahead` elements from its end, the strip's own.
 struct StripFetch {
   const bf16* data;  // or null
@@ -98,15 +99,15 @@ inline void strip_by_groups(float* sums, bool first, const TileRows& w, const bf
   load_sums<G>(sums, first);
   const int64_t whole = w.rows == kTileSide ? k / kTileDepth * kTileDepth : 0, ahead = lesser(fetch.ahead, whole);
   int64_t j = 0;
-  const auto steps = [&](auto lines, int64_t until, const bf16* from) {
+  const auto steps = [&](auto lines, int64_t until, const bf16* from, int64_t stride) {
     for (; j < until; j += kTileDepth, from += kTileDepth) {
       tile_load<0>(w.data + j, w.stride * static_cast<int64_t>(sizeof(bf16)));
-      meet_groups<G, decltype(lines)::value>(x + j * kTileSide, ldx, from, fetch.stride);
+      meet_groups<G, decltype(lines)::value>(x + j * kTileSide, ldx, from, stride);
     }
   };
-  steps(Lines<L>{}, whole - ahead, w.data + ahead);
-  if (fetch.data) steps(Lines<L>{}, whole, fetch.data);
-  else steps(Lines<0>{}, whole, nullptr);
+  steps(Lines<L>{}, whole - ahead, w.data + ahead, w.stride);
+  if (fetch.data) steps(Lines<L>{}, whole, fetch.data, fetch.stride);
+  else steps(Lines<0>{}, whole, w.data, 0);
   for (; j < k; j += kTileDepth) {
     load_rows<0>(w, j, k - j);
     meet_groups<G, 0>(x + j * kTileSide, ldx, nullptr, 0);
@@ -135,15 +136,20 @@ struct StripPart {
 
   NPU_INLINE int64_t strips() const { return w ? w->sides * strips_of(*w) : 0; }
   NPU_INLINE TileRows strip(int64_t i) const { return strip_of(*w, i / strips_of(*w), i % strips_of(*w), from); }
+
+  // What is fetched of strip i from row `first` on: nothing of one that there isn't, or of too few rows.
+  NPU_INLINE StripFetch fetch(int64_t i, int64_t first, int64_t ahead) const {
+    const TileRows rows = i < strips() ? strip(i) : TileRows{};
+    return {rows.rows == kTileSide ? rows.data + first * rows.stride : nullptr, rows.stride, ahead};
+  }
 };
 
 // Groups [first, first + count) of rows by strips of a part: sums[strip][count].
 NPU_INLINE void meet_once(float* sums, const StripPart& part, int64_t depth, const bf16* x, int64_t groups, int64_t ldx, const StripPart& next) {
   const int64_t strips = part.strips();
   for (int64_t i = 0; i < strips; ++i) {
-    const StripPart& then = i + 1 < strips ? part : next;
-    const TileRows rows = then.w ? then.strip(i + 1 < strips ? i + 1 : 0) : TileRows{};
-    strip_by_some<kTileSide>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, {rows.data, rows.stride, kStripAhead});
+    const StripFetch fetch = i + 1 < strips ? part.fetch(i + 1, 0, kStripAhead) : next.fetch(0, 0, kStripAhead);
+    strip_by_some<kTileSide>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, fetch);
   }
 }
 
@@ -153,9 +159,8 @@ NPU_INLINE void meet_in_pass(int64_t pass, float* sums, const StripPart& part, i
   const int64_t strips = part.strips();
   for (int64_t i = 0; i < strips; ++i) {
     const int64_t half = pass * strips + i;
-    const TileRows rows = half / 2 < next.strips() ? next.strip(half / 2) : TileRows{};
-    const bf16* from = rows.data ? rows.data + half % 2 * (kTileSide / 2) * rows.stride : nullptr;
-    strip_by_some<kTileSide / 2>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, {from, rows.stride, depth});
+    const StripFetch fetch = next.fetch(half / 2, half % 2 * (kTileSide / 2), depth);
+    strip_by_some<kTileSide / 2>(groups, sums + i * groups * kTileElements, part.from == 0, part.strip(i), x, ldx, depth, fetch);
   }
 }
 
