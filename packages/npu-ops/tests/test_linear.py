@@ -14,7 +14,7 @@ def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
     equals_product(y, x, w, bias)
 
 
-@pytest.mark.parametrize("rows", [64, 96, 128, 129, 130, 139, 333, 1100])
+@pytest.mark.parametrize("rows", [64, 80, 96, 128, 129, 130, 139, 333, 1100])
 @pytest.mark.parametrize(("n", "k"), [(300, 1100), (33, 41), (65, 2048), (40, 5003), (512, 72)])
 def test_many_rows(ops, equals_product, isa, rows, n, k):
     x, w, bias = torch.randn(rows, k).bfloat16(), torch.randn(n, k).bfloat16(), torch.randn(n).bfloat16()

@@ -144,7 +144,7 @@ struct StripPart {
   }
 };
 
-// Groups [first, first + count) of rows by strips of a part: sums[strip][count].
+// Groups of rows by the strips of a part, `depth` elements of k: sums[strip][groups]. What is fetched meanwhile is the strip that comes next.
 NPU_INLINE void meet_once(float* sums, const StripPart& part, int64_t depth, const bf16* x, int64_t groups, int64_t ldx, const StripPart& next) {
   const int64_t strips = part.strips();
   for (int64_t i = 0; i < strips; ++i) {
@@ -153,7 +153,7 @@ NPU_INLINE void meet_once(float* sums, const StripPart& part, int64_t depth, con
   }
 }
 
-// The same in pass 0 or 1 of two. Either fetches half of the next part.
+// The same in pass 0 or 1 of two. Each fetches half of the next part.
 NPU_INLINE void meet_in_pass(int64_t pass, float* sums, const StripPart& part, int64_t depth, const bf16* x, int64_t groups, int64_t ldx,
                              const StripPart& next) {
   const int64_t strips = part.strips();
