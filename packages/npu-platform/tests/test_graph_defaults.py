@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,46 @@ def test_steps_with_some_drafts_have_graphs(model: Path) -> None:
 
 
 def test_the_largest_graph_holds_all_requests_with_their_drafts(model: Path) -> None:
-    compilation = configured(model, speculative_config=NGRAM, max_num_seqs=3).compilation_config
+    """Where prompts have none."""
+    chunks = {"attention_chunk_size": 64}
+    compilation = configured(model, speculative_config=NGRAM, max_num_seqs=3, hf_overrides=chunks).compilation_config
     assert compilation.cudagraph_capture_sizes == [1, 2, 4, 8, 12]
 
 
-def test_without_drafts_decode_has_graphs(model: Path) -> None:
-    compilation = configured(model).compilation_config
+@pytest.mark.usefixtures("npu_ops")
+def test_steps_of_any_kind_have_graphs(model: Path) -> None:
+    """Prompts among them, however few requests there are at once."""
+    for most in (2, 256):
+        compilation = configured(model, max_num_seqs=most).compilation_config
+        assert compilation.cudagraph_mode is CUDAGraphMode.FULL
+        assert compilation.cudagraph_capture_sizes == [1, 2, 4, *range(8, 129, 8)]
+
+
+@pytest.mark.usefixtures("npu_ops")
+def test_no_graph_is_larger_than_a_step(model: Path) -> None:
+    compilation = configured(model, max_num_seqs=2, max_num_batched_tokens=20).compilation_config
+    assert compilation.cudagraph_capture_sizes == [1, 2, 4, 8, 16, 20]
+
+
+OF_DECODES: dict[str, dict[str, Any]] = {
+    "a connector": {"kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}},
+    "attention in chunks": {"hf_overrides": {"attention_chunk_size": 64}},
+}
+
+
+@pytest.mark.usefixtures("npu_ops")
+@pytest.mark.parametrize("case", OF_DECODES)
+def test_decode_alone_has_graphs_where_a_prompt_cannot(model: Path, case: str) -> None:
+    compilation = configured(model, **OF_DECODES[case], max_num_seqs=4).compilation_config
     assert compilation.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY
-    assert compilation.cudagraph_capture_sizes == [1, 2, 4, *range(8, 129, 8)]
+    assert compilation.cudagraph_capture_sizes == [1, 2, 4]
+
+
+@pytest.mark.usefixtures("npu_ops")
+@pytest.mark.parametrize("make", [models.tiny_deepseek_v2, models.tiny_granite_hybrid], ids=["latents", "states"])
+def test_decode_alone_has_graphs_where_rows_are_no_tokens(make: Callable[..., Path], tmp_path: Path) -> None:
+    compilation = configured(make(tmp_path / "model")).compilation_config
+    assert compilation.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY
 
 
 def test_what_the_user_chose_stays(model: Path) -> None:

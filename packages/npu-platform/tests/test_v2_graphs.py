@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from npu_platform.v2.graphs import once_before
+from npu_platform.v2.graphs import counting, once_before
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 
@@ -50,6 +51,28 @@ def test_pieces_run_before_each_capture() -> None:
     """There vLLM captures with what it ran before."""
     descs = [BatchExecutionDescriptor(PIECEWISE, tokens, None) for tokens in (16, 8)]
     assert [desc for desc, before in runs(descs) if before] == descs
+
+
+def test_full_graphs_know_how_many_rows_are_tokens(npu_ops: Any) -> None:
+    """While they are captured, and then no more; a run before is of all rows."""
+    tokens, told = torch.tensor([3], dtype=torch.int32, device="npu"), []
+
+    def create(_desc: BatchExecutionDescriptor, warmup: bool) -> Callable[[CUDAGraphMode], None]:
+        return lambda _mode: told.append((warmup, rows_computed()))
+
+    factory: Any = counting(create, tokens)
+    for desc in (decode(8), BatchExecutionDescriptor(PIECEWISE, 8, None)):
+        factory(desc, warmup=True)(NONE)
+        factory(desc, warmup=False)(NONE)
+    assert told == [(True, 8), (False, 3), (True, 8), (False, 8)]
+    assert rows_computed() == 8
+
+
+def rows_computed() -> int:
+    """Return how many of eight rows a kernel writes."""
+    x = torch.zeros(8, 16, device="npu")
+    torch.ops.npu_ops.fused_add_rms_norm(x, torch.ones_like(x), torch.ones(16, device="npu"), 1e-6)
+    return int((x[:, 0] != 0).sum())
 
 
 def test_vllm_runs_what_the_factory_gives() -> None:

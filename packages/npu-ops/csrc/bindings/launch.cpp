@@ -58,17 +58,35 @@ void device_run(int64_t n, int64_t grain, Body body, void* context) {
 int device_count() { return device_table->num_threads(); }
 const Parallel device_threads{device_run, device_count};
 
+// The batches that a call is for; no tokens: any.
+struct Batch {
+  const int32_t* tokens = nullptr;
+  int64_t rows = 0;
+};
+thread_local Batch recorded;  // of what this thread launches
+thread_local Padding current;  // of the call that runs
+
 struct Closure {
   void (*run)(const void*, const Parallel&);
+  Batch batch;
   alignas(16) unsigned char params[1];  // as many as the kernel's parameters need
 };
 
 void run_closure(void* closure) {
   Closure* c = static_cast<Closure*>(closure);
+  if (!c->batch.tokens) return c->run(c->params, device_threads);
+  const int64_t rows = c->batch.rows, tokens = *c->batch.tokens;
+  current = {rows, tokens < 1 || tokens > rows ? rows : tokens};
+  struct End {
+    ~End() { current = {}; }
+  } end;
   c->run(c->params, device_threads);
 }
 
 }  // namespace
+
+void set_padding(const int32_t* tokens, int64_t rows) { recorded = {tokens, rows}; }
+Padding padding() { return current; }
 
 const Parallel& cpu_threads() {
   static const Parallel p{cpu_run, cpu_count};
@@ -81,6 +99,7 @@ void launch_bytes(const Tensor& on, const char* name, void (*run)(const void*, c
   Closure* closure = static_cast<Closure*>(std::malloc(sizeof(Closure) + bytes));
   if (!closure) throw std::bad_alloc();
   closure->run = run;
+  closure->batch = recorded;
   std::memcpy(closure->params, params, bytes);
   const int code = device_table->launch(on.get_device_index(), name, run_closure, closure, std::free);
   NPU_CHECK(code == 0, name, " failed on the device: ", device_table->last_error());

@@ -7,6 +7,12 @@ namespace npu_ops {
 
 const Parallel& cpu_threads();
 
+// What this thread records until it says otherwise goes by batches of so many rows, of which *tokens, an int32 on the device that each run
+// reads, are tokens. Null: nothing is known of padding.
+void set_padding(const int32_t* tokens, int64_t rows);
+// Of the call that this thread runs.
+Padding padding();
+
 // Runs kernel(params) on the device of `on`. `name` must live for ever. On npu the call is recorded by a graph capture: params
 // hold addresses and sizes only, and whatever changes from step to step is read by the kernel from device memory.
 void launch_bytes(const Tensor& on, const char* name, void (*run)(const void* params, const Parallel&), const void* params, size_t bytes);
@@ -16,8 +22,9 @@ template <const auto& kTiers, class Params>
 void launch(const Tensor& on, const char* name, const Params& params) {
   // the tier is asked at each run: one chosen later also serves recorded graphs
   const auto run = [](const void* p, const Parallel& parallel) {
-    const Params& all = *static_cast<const Params*>(p);
-    kTiers.chosen(multiplies(all))(all, parallel);
+    Params call = *static_cast<const Params*>(p);
+    leave_out(call, padding());
+    kTiers.chosen(multiplies(call))(call, parallel);
   };
   launch_bytes(on, name, run, &params, sizeof params);
 }

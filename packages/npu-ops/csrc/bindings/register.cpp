@@ -43,6 +43,13 @@ bool can_run_isa(std::string name) {
   const Tier tier = tier_of(name.c_str());
   return tier != Tier::count && can_run(tier);
 }
+void count_tokens(std::optional<Tensor> tokens, int64_t rows) {
+  if (!tokens) return set_padding(nullptr, 0);
+  NPU_CHECK(tokens->numel() == 1 && is_int32(*tokens) && !tokens->is_cpu(),
+            "_count_tokens: tokens must be one int32 on npu.");
+  NPU_CHECK(rows > 0, "_count_tokens: rows must be positive, not ", rows, ".");
+  set_padding(static_cast<const int32_t*>(tokens->data_ptr()), rows);
+}
 bool is_emulated() { return !has_instructions_of(current_tier()); }
 std::string product_isa() { return facts_of(product_tier()).name; }
 std::string highest_isa() { return facts_of(highest_tier()).name; }
@@ -75,6 +82,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(npu_ops, m) {
   m.def("_batch_invariant() -> bool");
   m.def("_set_batch_invariant(bool on) -> ()");
   m.def("_bind_device(int launch_table) -> ()");
+  m.def("_count_tokens(Tensor? tokens, int rows) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_set_isa", TORCH_BOX(&set_isa));
@@ -89,6 +97,7 @@ STABLE_TORCH_LIBRARY_IMPL(npu_ops, CompositeExplicitAutograd, m) {
   m.impl("_batch_invariant", TORCH_BOX(&is_batch_invariant));
   m.impl("_set_batch_invariant", TORCH_BOX(&choose_batch_invariant));
   m.impl("_bind_device", TORCH_BOX(&bind_device));
+  m.impl("_count_tokens", TORCH_BOX(&count_tokens));
 }
 
 }  // namespace npu_ops

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "dispatch/padding.h"
 #include "dispatch/parallel.h"
 #if defined(NPU_X86_TIERS)
 #include "dispatch/tiers_x86_64.h"

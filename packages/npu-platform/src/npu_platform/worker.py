@@ -188,14 +188,21 @@ class NPUWorker(Worker):
     def summary(self) -> dict[str, str]:
         """Return what runs where in this worker: device, dtype, ops and graphs; `npu demo` prints it from the log."""
         native = sum(op.npu == "native kernel" for op in registered_ops())
-        compilation = self.vllm_config.compilation_config
-        graphs = compilation.cudagraph_capture_sizes if compilation.cudagraph_mode else []
         return {
             "device": f"{self.device} ({torch.npu.get_device_name(self.device)})",
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
             "ops": f"npu-ops, {native} native kernels" if native else "plain torch",
-            "graphs": f"decode at batch {', '.join(map(str, graphs))}" if graphs else "none",
+            "graphs": self._graphs(),
         }
+
+    def _graphs(self) -> str:
+        compilation = self.vllm_config.compilation_config
+        sizes = compilation.cudagraph_capture_sizes
+        if not compilation.cudagraph_mode or not sizes:
+            return "none"
+        if compilation.cudagraph_mode.mixed_mode():
+            return f"steps of up to {max(sizes)} tokens"
+        return f"decode at batch {', '.join(map(str, sizes))}"
 
     def memory_ledger(self) -> MemoryLedger:
         """Return what this rank, the ranks beside it and a host tier take of their devices and of the host."""

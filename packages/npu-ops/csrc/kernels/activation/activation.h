@@ -16,6 +16,8 @@ struct ActivationParams {
   bool gated;  // rows of 2 * width: gate, then up
 };
 
+constexpr void leave_out(ActivationParams& p, const Padding& padding) { p.rows = padding.without(p.rows); }
+
 NPU_KERNEL(activation, ActivationParams)
 
 }  // namespace npu_ops

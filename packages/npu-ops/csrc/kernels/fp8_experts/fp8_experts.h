@@ -21,6 +21,8 @@ struct Fp8ExpertsParams {
   int64_t x_group;           // as fp8_linear's; -1: the whole row
 };
 
+constexpr void leave_out(Fp8ExpertsParams& p, const Padding& padding) { p.experts.tokens = padding.without(p.experts.tokens); }
+
 NPU_KERNEL(fp8_experts, Fp8ExpertsParams)
 
 }  // namespace npu_ops

@@ -18,6 +18,8 @@ struct Fp8LinearParams {
   Dtype dtype;
 };
 
+constexpr void leave_out(Fp8LinearParams& p, const Padding& padding) { p.m = padding.without(p.m); }
+
 NPU_KERNEL(fp8_linear, Fp8LinearParams)
 
 }  // namespace npu_ops

@@ -17,6 +17,8 @@ struct GateParams {
   float numbers[3];  // of the kind, in the order of the op's arguments
 };
 
+constexpr void leave_out(GateParams& p, const Padding& padding) { p.rows = padding.without(p.rows); }
+
 NPU_KERNEL(gate, GateParams)
 
 struct XieluParams {
@@ -27,6 +29,8 @@ struct XieluParams {
   float beta, eps;
   Dtype dtype, alpha_dtype;
 };
+
+constexpr void leave_out(XieluParams& p, const Padding& padding) { p.rows = padding.without(p.rows); }
 
 NPU_KERNEL(xielu, XieluParams)
 

@@ -18,6 +18,8 @@ struct Int8ExpertsParams {
   Int8Experts passes[2];  // gate and up; down
 };
 
+constexpr void leave_out(Int8ExpertsParams& p, const Padding& padding) { p.experts.tokens = padding.without(p.experts.tokens); }
+
 NPU_KERNEL(int8_experts, Int8ExpertsParams)
 
 }  // namespace npu_ops

@@ -38,6 +38,10 @@ struct Int8DynamicLinearParams {
   bool symmetric;
 };
 
+constexpr void leave_out(Int8LinearParams& p, const Padding& padding) { p.m = padding.without(p.m); }
+constexpr void leave_out(Int8DynamicLinearParams& p, const Padding& padding) { leave_out(p.linear, padding); }
+constexpr void leave_out(Int8QuantParams& p, const Padding& padding) { p.m = padding.without(p.m); }
+
 NPU_KERNEL(int8_linear, Int8LinearParams)
 NPU_KERNEL(int8_linear_dynamic, Int8DynamicLinearParams)
 NPU_KERNEL(int8_quant, Int8QuantParams)

@@ -19,6 +19,10 @@ struct NormParams {
   bool gemma;
 };
 
+constexpr void leave_out(NormParams& p, const Padding& padding) {
+  if (p.outer == 1) p.inner = padding.without(p.inner);  // else rows of heads
+}
+
 NPU_KERNEL(norm, NormParams)
 
 }  // namespace npu_ops

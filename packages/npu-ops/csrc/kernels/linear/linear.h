@@ -26,6 +26,8 @@ __attribute__((always_inline)) inline LinearParams some_rows(LinearParams p, int
 // Fewer rows wait for the weights.
 __attribute__((always_inline)) constexpr bool multiplies(const LinearParams& p) { return p.dtype == Dtype::bf16 && p.m > 5; }
 
+constexpr void leave_out(LinearParams& p, const Padding& padding) { p.m = padding.without(p.m); }
+
 NPU_KERNEL(linear, LinearParams)
 
 }  // namespace npu_ops

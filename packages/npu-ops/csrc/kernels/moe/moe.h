@@ -60,6 +60,9 @@ __attribute__((always_inline)) constexpr bool multiplies(const FusedExpertsParam
   return p.dtype == Dtype::bf16 && p.tokens * p.top_k > kFewTokens * p.global_experts;
 }
 
+// Not of select_experts: who reads its choices may not know of padding, and needs experts that exist.
+constexpr void leave_out(FusedExpertsParams& p, const Padding& padding) { p.tokens = padding.without(p.tokens); }
+
 NPU_KERNEL(select_experts, SelectExpertsParams)
 NPU_KERNEL(fused_experts, FusedExpertsParams)
 

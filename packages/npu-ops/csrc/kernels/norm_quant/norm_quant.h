@@ -14,6 +14,8 @@ struct NormQuantParams {
   bool is_static, fp8;
 };
 
+constexpr void leave_out(NormQuantParams& p, const Padding& padding) { leave_out(p.norm, padding); }
+
 NPU_KERNEL(norm_quant, NormQuantParams)
 
 }  // namespace npu_ops

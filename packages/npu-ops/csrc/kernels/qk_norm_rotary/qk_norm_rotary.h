@@ -15,6 +15,8 @@ struct QkNormRotaryParams {
   float eps;
 };
 
+constexpr void leave_out(QkNormRotaryParams& p, const Padding& padding) { leave_out(p.rotary, padding); }
+
 NPU_KERNEL(qk_norm_rotary, QkNormRotaryParams)
 
 }  // namespace npu_ops

@@ -21,6 +21,8 @@ struct RotaryParams {
   bool sections_interleaved;
 };
 
+constexpr void leave_out(RotaryParams& p, const Padding& padding) { p.tokens = padding.without(p.tokens); }
+
 NPU_KERNEL(rotary, RotaryParams)
 
 }  // namespace npu_ops

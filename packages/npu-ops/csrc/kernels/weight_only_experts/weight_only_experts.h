@@ -21,6 +21,8 @@ struct WeightOnlyExpertsParams {
   Dtype scale_dtype;
 };
 
+constexpr void leave_out(WeightOnlyExpertsParams& p, const Padding& padding) { p.experts.tokens = padding.without(p.experts.tokens); }
+
 NPU_KERNEL(weight_only_experts, WeightOnlyExpertsParams)
 
 }  // namespace npu_ops

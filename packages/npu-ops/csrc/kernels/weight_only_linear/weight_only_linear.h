@@ -21,6 +21,8 @@ struct WeightOnlyLinearParams {
   Dtype dtype, scale_dtype;
 };
 
+constexpr void leave_out(WeightOnlyLinearParams& p, const Padding& padding) { p.m = padding.without(p.m); }
+
 NPU_KERNEL(weight_only_linear, WeightOnlyLinearParams)
 
 }  // namespace npu_ops

@@ -10,20 +10,22 @@ if TYPE_CHECKING:
     from vllm.config import CUDAGraphMode, VllmConfig
 
 _CAPTURE_SIZES = (1, 2, 4, *range(8, 129, 8))
-"""Tokens of the batches to capture. A graph saves a step what Python takes to launch it, whatever the batch; a row of
-padding costs as much as another, next to nothing while reading the weights takes the time, and on two cores from some
-sixteen rows on an eighth to a sixth of what the graph saves. Each size costs some hundredths of a second at start."""
+"""Tokens of the batches to capture. A graph saves a step what Python takes to launch it, whatever the batch. Where a
+replay does not leave out padding (``graphs.padding``), a row of it costs as much as another, next to nothing while
+reading the weights takes the time, and on two cores from some sixteen rows on an eighth to a sixth of what the graph
+saves. Each size costs some hundredths of a second at start."""
 
 
 def apply_graph_defaults(vllm_config: VllmConfig) -> None:
-    """Choose no compilation, decode graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``.
+    """Choose no compilation, graphs and few sizes, where the user chose nothing; runs in ``VllmConfig``.
 
     Graphs of pieces bring compilation with them, which cuts the model into them.
 
-    With speculation, graphs are of any batch with so many tokens: drafts are found for some requests and in some steps
-    only, and vLLM's graphs of decode alone are for batches in which each request has all of its drafts.
+    Graphs are of any batch with so many tokens, short prompts among them, where a replay leaves out what a batch lacks
+    to a graph's size. With speculation they are anyway: drafts are found for some requests and in some steps only, and
+    vLLM's graphs of decode alone are for batches in which each request has all of its drafts.
     """
-    from vllm.config import CompilationMode
+    from vllm.config import CompilationMode, CUDAGraphMode
 
     compilation = vllm_config.compilation_config
     if compilation.mode is None:
@@ -33,7 +35,10 @@ def apply_graph_defaults(vllm_config: VllmConfig) -> None:
     if compilation.cudagraph_mode is None:
         compilation.cudagraph_mode = _graph_mode(vllm_config)
     if compilation.cudagraph_capture_sizes is None and compilation.max_cudagraph_capture_size is None:
-        largest = vllm_config.scheduler_config.max_num_seqs * vllm_config.uniform_decode_query_len
+        scheduler = vllm_config.scheduler_config
+        largest = scheduler.max_num_seqs * vllm_config.uniform_decode_query_len
+        if compilation.cudagraph_mode is CUDAGraphMode.FULL and _any_batch(vllm_config):
+            largest = max(largest, scheduler.max_num_batched_tokens)
         sizes = [size for size in _CAPTURE_SIZES if size < largest]
         compilation.cudagraph_capture_sizes = [*sizes, min(largest, _CAPTURE_SIZES[-1])]
 
@@ -43,8 +48,22 @@ def _graph_mode(vllm_config: VllmConfig) -> CUDAGraphMode:
 
     if not capabilities.of_device().graphs:
         return CUDAGraphMode.NONE
-    mixed = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
-    return CUDAGraphMode.FULL if mixed else CUDAGraphMode.FULL_DECODE_ONLY
+    drafts = vllm_config.speculative_config is not None and _attends_natively(vllm_config)
+    return CUDAGraphMode.FULL if drafts or _any_batch(vllm_config) else CUDAGraphMode.FULL_DECODE_ONLY
+
+
+def _any_batch(vllm_config: VllmConfig) -> bool:
+    """Say whether steps with prompts are in graphs as those of decode are.
+
+    A connector may have to load or to save what a layer attends to between two layers, which a graph has no room for,
+    and some attention is launched by what a prompt holds.
+    """
+    from npu_platform.graphs.padding import goes_by_tokens
+
+    if vllm_config.kv_transfer_config is not None or vllm_config.cache_config.kv_offloading_size is not None:
+        return False
+    model = vllm_config.model_config
+    return goes_by_tokens(vllm_config) and model.rswa_window is None and model.attention_chunk_size is None
 
 
 def _attends_natively(vllm_config: VllmConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,8 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, get_forward_context, is_forward_context_available
 from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import weak_ref_tensors
+
+from npu_platform.graphs.padding import counted, goes_by_tokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +38,16 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         entry.cudagraph.replay()
         return entry.output
 
+    def _without_padding(self, batch: BatchDescriptor) -> AbstractContextManager[None]:
+        """Return what lets a replay leave out padding, where the step's metadata tell how many tokens there are."""
+        by_layer = get_forward_context().attn_metadata
+        if self.runtime_mode is not CUDAGraphMode.FULL or not isinstance(by_layer, dict):
+            return nullcontext()
+        starts = getattr(next(iter(by_layer.values()), None), "query_start_loc", None)
+        if starts is None or not goes_by_tokens(self.vllm_config):
+            return nullcontext()
+        return counted(starts[-1:], batch.num_tokens)
+
     def _batch_to_replay(self) -> BatchDescriptor | None:
         if not is_forward_context_available():
             return None
@@ -48,7 +61,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         validate_cudagraph_capturing_enabled()
         graph = torch.npu.NPUGraph()
         get_offloader().sync_prev_onload()
-        with torch.npu.graph(graph, pool=self.graph_pool):
+        with self._without_padding(batch), torch.npu.graph(graph, pool=self.graph_pool):
             output = self.runnable(*args, **kwargs)
             get_offloader().join_after_forward()  # the next step's first weights are on their way
         entry = CUDAGraphEntry(batch_descriptor=batch, cudagraph=graph)
