@@ -76,6 +76,16 @@ def test_decode_alone_has_graphs_where_a_prompt_cannot(model: Path, case: str) -
 
 
 @pytest.mark.usefixtures("npu_ops")
+@pytest.mark.parametrize("name", ["NPUOffloadConnector", "NPUNixlConnector"])
+def test_connectors_that_work_between_steps_leave_prompts_their_graphs(model: Path, name: str) -> None:
+    pytest.importorskip("npu_kvconnector")
+    extra = {"cpu_bytes_to_use": "1MiB"} if name == "NPUOffloadConnector" else {}
+    transfer = {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    compilation = configured(model, kv_transfer_config=transfer).compilation_config
+    assert compilation.cudagraph_mode is CUDAGraphMode.FULL
+
+
+@pytest.mark.usefixtures("npu_ops")
 @pytest.mark.parametrize("make", [models.tiny_deepseek_v2, models.tiny_granite_hybrid], ids=["latents", "states"])
 def test_decode_alone_has_graphs_where_rows_are_no_tokens(make: Callable[..., Path], tmp_path: Path) -> None:
     compilation = configured(make(tmp_path / "model")).compilation_config

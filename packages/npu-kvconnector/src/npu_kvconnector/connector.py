@@ -45,6 +45,8 @@ OffloadingSpecFactory.register_spec(_SPEC, "npu_kvconnector.spec", _SPEC)
 class NPUOffloadConnector(OffloadingConnector):
     """Keeps KV blocks in host memory and in tiers behind it, on any device that vLLM runs on."""
 
+    works_between_steps = True  # read by npu-platform: no layer waits for a transfer, so a graph may hold whole steps
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         """Build the scheduler's or the worker's half.
 

@@ -25,6 +25,8 @@ __all__ = ["NPUNixlConnector"]
 class NPUNixlConnector(NixlBaseConnector):
     """Reads the blocks of a prompt from the server that computed it, with tickets, encryption and deadlines."""
 
+    works_between_steps = True  # read by npu-platform: no layer waits for a transfer, so a graph may hold whole steps
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         """Build the scheduler's or the worker's half.
 

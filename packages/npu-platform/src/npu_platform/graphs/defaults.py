@@ -55,15 +55,29 @@ def _graph_mode(vllm_config: VllmConfig) -> CUDAGraphMode:
 def _any_batch(vllm_config: VllmConfig) -> bool:
     """Say whether steps with prompts are in graphs as those of decode are.
 
-    A connector may have to load or to save what a layer attends to between two layers, which a graph has no room for,
-    and some attention is launched by what a prompt holds.
+    Some attention is launched by what a prompt holds.
     """
     from npu_platform.graphs.padding import goes_by_tokens
 
-    if vllm_config.kv_transfer_config is not None or vllm_config.cache_config.kv_offloading_size is not None:
+    if not goes_by_tokens(vllm_config) or _connector_works_between_layers(vllm_config):
         return False
     model = vllm_config.model_config
-    return goes_by_tokens(vllm_config) and model.rswa_window is None and model.attention_chunk_size is None
+    return model.rswa_window is None and model.attention_chunk_size is None
+
+
+def _connector_works_between_layers(vllm_config: VllmConfig) -> bool:
+    """Say whether a connector may load or save what a layer attends to between two layers: graphs have no room for it.
+
+    vLLM asks connectors for less, whether graphs of pieces are too much. npu-kvconnector's say it by an attribute of
+    their class, ``works_between_steps``.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return vllm_config.cache_config.kv_offloading_size is not None  # makes one later
+    connector = KVConnectorFactory.get_connector_class(transfer)
+    return not getattr(connector, "works_between_steps", False)
 
 
 def _attends_natively(vllm_config: VllmConfig) -> bool:
