@@ -64,37 +64,31 @@ struct Batch {
   int64_t rows = 0;
 };
 thread_local Batch recorded;  // of what this thread launches
-thread_local Padding current;  // of the call that runs
 
 struct Closure {
-  void (*run)(const void*, const Parallel&);
+  Run* run;
   Batch batch;
   alignas(16) unsigned char params[1];  // as many as the kernel's parameters need
 };
 
 void run_closure(void* closure) {
   Closure* c = static_cast<Closure*>(closure);
-  if (!c->batch.tokens) return c->run(c->params, device_threads);
+  if (!c->batch.tokens) return c->run(c->params, {}, device_threads);
   const int64_t rows = c->batch.rows, tokens = *c->batch.tokens;
-  current = {rows, tokens < 1 || tokens > rows ? rows : tokens};
-  struct End {
-    ~End() { current = {}; }
-  } end;
-  c->run(c->params, device_threads);
+  c->run(c->params, {rows, tokens < 1 || tokens > rows ? rows : tokens}, device_threads);
 }
 
 }  // namespace
 
 void set_padding(const int32_t* tokens, int64_t rows) { recorded = {tokens, rows}; }
-Padding padding() { return current; }
 
 const Parallel& cpu_threads() {
   static const Parallel p{cpu_run, cpu_count};
   return p;
 }
 
-void launch_bytes(const Tensor& on, const char* name, void (*run)(const void*, const Parallel&), const void* params, size_t bytes) {
-  if (on.is_cpu()) return run(params, cpu_threads());
+void launch_bytes(const Tensor& on, const char* name, Run* run, const void* params, size_t bytes) {
+  if (on.is_cpu()) return run(params, {}, cpu_threads());
   NPU_CHECK(device_table, name, " was called on npu tensors, but the device has no launch table: import npu_ops after the device.");
   Closure* closure = static_cast<Closure*>(std::malloc(sizeof(Closure) + bytes));
   if (!closure) throw std::bad_alloc();

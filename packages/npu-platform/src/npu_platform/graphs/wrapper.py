@@ -38,16 +38,6 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         entry.cudagraph.replay()
         return entry.output
 
-    def _without_padding(self, batch: BatchDescriptor) -> AbstractContextManager[None]:
-        """Return what lets a replay leave out padding, where the step's metadata tell how many tokens there are."""
-        by_layer = get_forward_context().attn_metadata
-        if self.runtime_mode is not CUDAGraphMode.FULL or not isinstance(by_layer, dict):
-            return nullcontext()
-        starts = getattr(next(iter(by_layer.values()), None), "query_start_loc", None)
-        if starts is None or not goes_by_tokens(self.vllm_config):
-            return nullcontext()
-        return counted(starts[-1:], batch.num_tokens)
-
     def _batch_to_replay(self) -> BatchDescriptor | None:
         if not is_forward_context_available():
             return None
@@ -70,6 +60,16 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         entry.output = weak_ref_tensors(output)
         self.concrete_cudagraph_entries[batch] = entry
         return output
+
+    def _without_padding(self, batch: BatchDescriptor) -> AbstractContextManager[None]:
+        """Return what lets a replay leave out padding, where the step's metadata tell how many tokens there are."""
+        by_layer = get_forward_context().attn_metadata
+        if self.runtime_mode is not CUDAGraphMode.FULL or not isinstance(by_layer, dict):
+            return nullcontext()
+        starts = getattr(next(iter(by_layer.values()), None), "query_start_loc", None)
+        if starts is None or not goes_by_tokens(self.vllm_config):
+            return nullcontext()
+        return counted(starts[-1:], batch.num_tokens)
 
 
 def count_graphs(vllm_config: VllmConfig) -> int:
