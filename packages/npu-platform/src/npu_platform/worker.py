@@ -25,7 +25,7 @@ from vllm.v1.worker.utils import request_memory
 from npu_platform import batch_invariance, compat, first_touch, numa, openmp, plan, runners, sleep_mode, triton_models
 from npu_platform.attention.registration import backend_for
 from npu_platform.config import NPUConfig, variables_set
-from npu_platform.distributed import beats, host_watch, is_multiprocessing, stop_watch
+from npu_platform.distributed import beats, host_watch, idle_threads, is_multiprocessing, stop_watch
 from npu_platform.errors import ConfigurationError, UnsupportedFeatureError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
@@ -88,7 +88,7 @@ class NPUWorker(Worker):
         self.device = torch.device("npu", self._visible_device())
         torch.accelerator.set_device_index(self.device)
         current_platform.check_if_supports_dtype(self.model_config.dtype)
-        with compat.without_triton_batch_invariance():
+        with compat.without_triton_batch_invariance(), idle_threads.seldom_awake():
             init_worker_distributed_environment(
                 self.vllm_config,
                 self.rank,
