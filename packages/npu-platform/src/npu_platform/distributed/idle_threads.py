@@ -1,8 +1,8 @@
 """Owns how often the threads that process groups leave behind wake up for nothing.
 
 Each of gloo's groups has a thread that waits for its sockets, and looks up from that a hundred times a second (gloo's
-``transport/tcp/loop.cc``). vLLM makes thirteen such groups in each of two ranks: 1,300 times a second they took a core
-from the rank's own thread, or woke it up.
+``transport/tcp/loop.cc``). vLLM makes thirteen such groups in every rank, one alone included: 1,300 times a second they
+took a core from the rank's own thread, or woke it up.
 """
 
 from __future__ import annotations
