@@ -56,6 +56,25 @@ assert torch.equal(compiled(part(rank)), torch.cat([part(r) * 2 + 1 for r in ran
 """)
 
 
+def test_gather_of_large_pieces(ranks: Ranks) -> None:
+    """As the logits of a batch: each piece goes into its place."""
+    ranks.run("""
+part = lambda r: torch.arange(5.0, device="npu").view(5, 1, 1) * torch.ones(1, 3, 1 << 14, device="npu") + 10 * r
+for x in (part, lambda r: part(r).transpose(0, 1), lambda r: part(r)[:, 0]):
+    for dim in (-1, 1):
+        gathered = communicator.all_gather(x(rank), dim)
+        assert torch.equal(gathered, torch.cat([x(r) for r in range(size)], dim)) and gathered.is_contiguous()
+own = part(rank)[:, 0].contiguous()
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    whole = communicator.all_gather(own)
+for again in (0.0, 1.0):
+    own += again
+    graph.replay()
+    assert torch.equal(whole, torch.cat([part(r)[:, 0] + again for r in range(size)], 1))
+""")
+
+
 def test_gather_between_hosts(ranks: Ranks) -> None:
     """gloo wants a place for the ranks' rows, one after the other; shared memory takes a place of any shape."""
     ranks.run("""
@@ -69,6 +88,8 @@ assert "is on another host" in refusal
 part = lambda r: torch.arange(6.0, device="npu").view(1, 2, 3) + 10 * r
 for dim in (0, 1, -1):
     assert torch.equal(between.all_gather(part(rank), dim), torch.cat([part(r) for r in range(size)], dim))
+large = lambda r: torch.arange(5.0, device="npu").view(5, 1) * torch.ones(1 << 15, device="npu") + 10 * r
+assert torch.equal(between.all_gather(large(rank)), torch.cat([large(r) for r in range(size)], 1))
 assert torch.equal(between.all_gatherv(rows(rank), 0, sizes), every)
 """)
 
