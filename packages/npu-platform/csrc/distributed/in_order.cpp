@@ -4,26 +4,26 @@ namespace npu {
 
 void InOrder::wait_for(Ticket ticket) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return serving_ == ticket; });
+  turn_.wait(lock, [&] { return serving_ == ticket; });
 }
 
 void InOrder::next() {
   std::lock_guard lock(mutex_);
   ++serving_;
-  changed_.notify_all();
+  turn_.notify_all();
 }
 
 void InOrder::run_later(std::function<void()> task) {
   std::lock_guard lock(mutex_);
   queue_.emplace_back(tickets_++, std::move(task));
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-  changed_.notify_all();
+  queued_.notify_one();
 }
 
 void InOrder::work() {
   for (;;) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    queued_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     auto [ticket, task] = std::move(queue_.front());
     queue_.pop_front();
@@ -42,7 +42,7 @@ void InOrder::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
+    queued_.notify_one();
   }
   if (worker_.joinable()) worker_.join();
 }

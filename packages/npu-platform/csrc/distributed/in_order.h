@@ -53,7 +53,7 @@ class InOrder {
   void work();
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable turn_, queued_;  // two, so that a turn's end does not wake a worker that has nothing to do
   Ticket tickets_ = 0, serving_ = 0;
   std::deque<std::pair<Ticket, std::function<void()>>> queue_;
   bool stopping_ = false;

@@ -264,6 +264,27 @@ assert dist.all_reduce(torch.ones(2, device="npu"), async_op=True).get_future().
 """)
 
 
+def test_the_thread_of_async_work_sleeps_through_other_work(ranks: Ranks) -> None:
+    """Woken by each collective of a model's layers it would take the rank's core from the rank."""
+    ranks.run("""
+import os
+from pathlib import Path
+group = dist.new_group(range(size))
+x = torch.ones(4, device="npu")
+dist.all_reduce(x, group=group)
+before = set(os.listdir("/proc/self/task"))
+dist.all_reduce(x, group=group, async_op=True).wait()
+started = set(os.listdir("/proc/self/task")) - before
+assert len(started) == 1
+status = Path("/proc/self/task", *started, "status")
+dist.all_reduce(x, group=group)  # it sleeps by then, or it will after another one
+times_asleep = lambda: int(status.read_text().split("voluntary_ctxt_switches:")[1].split()[0])
+first = times_asleep()
+for _ in range(300): dist.all_reduce(x, group=group)
+assert times_asleep() <= first + 1
+""")
+
+
 def test_groups_work_in_any_order(ranks: Ranks) -> None:
     """Ranks start asynchronous collectives of two groups in opposite orders."""
     ranks.run("""

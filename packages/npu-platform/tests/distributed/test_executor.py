@@ -108,8 +108,8 @@ def test_the_longer_an_answer_takes_the_less_often_somebody_looks(
             later = pool.submit(lambda: (time.sleep(0.2), writer.enqueue("later")))
             assert answers.dequeue(timeout=10) == "later"
             later.result(10)
-            assert slept[:5] == [0.001, 0.002, 0.004, 0.008, 0.016]
-            assert len(slept) < 30, "each look takes time of a core that a rank computes on"
+            assert slept[:4] == [0.001, 0.004, 0.016, 0.064]
+            assert len(slept) < 8, "each look takes time of a core that a rank computes on"
 
 
 def test_a_message_that_was_not_announced_is_found(

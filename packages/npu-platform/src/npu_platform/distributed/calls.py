@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 RECHECK_SECONDS = 0.001
 """Of a message nearby: ZeroMQ drops what announces the second of two that come within a millisecond."""
-LONGEST_RECHECK_SECONDS = 0.016
+LONGEST_RECHECK_SECONDS = 0.064
 """The longer nothing comes, the less often somebody looks: each look takes time of a core that a rank computes on."""
 _NOBODY = -1  # the rank that answers
 
@@ -49,5 +49,5 @@ def next_call(queue: MessageQueue) -> Any:
     seconds = RECHECK_SECONDS
     while compat.polls(queue) and not (compat.holds_message(queue) or queue.shutting_down):
         compat.await_message(queue, seconds)
-        seconds = min(2 * seconds, LONGEST_RECHECK_SECONDS)
+        seconds = min(4 * seconds, LONGEST_RECHECK_SECONDS)
     return queue.dequeue(indefinite=True)  # it sleeps itself, once it would not poll

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
@@ -53,7 +54,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Gather each of `outer` pieces into its place: to copy a batch's logits there takes longer than to gather."""
         whole = input_.new_empty((outer, self.world_size, input_.numel() // outer))
         places = [list(whole[:, rank].unbind()) for rank in range(self.world_size)]
-        self._backend.allgather_coalesced(places, list(input_.reshape(outer, -1).unbind())).wait()
+        options = AllgatherOptions()
+        options.asyncOp = False  # a thread of the group's own would gather, for this one to wait
+        self._backend.allgather_coalesced(places, list(input_.reshape(outer, -1).unbind()), options).wait()
         return whole.view(*input_.shape[:dim], self.world_size * input_.shape[dim], *input_.shape[dim + 1 :])
 
     def all_gather_into(self, output: torch.Tensor, input_: torch.Tensor) -> None:
