@@ -51,6 +51,17 @@ NPU_INLINE void unit_rows(__m512i (&rows)[kUnitRows], Bytes, const uint8_t* unit
     rows[j] = _mm512_permutexvar_epi16(load_raw<__m512i>(kWordOrder.eight), load_raw<__m512i>(unit + j * 64));
 }
 
+// From 16 numbers and then their 16 neighbours, in one register, to pairs.
+struct PairOrder {
+  uint16_t of[32];
+};
+constexpr PairOrder pair_order() {
+  PairOrder order{};
+  for (int i = 0; i < 32; ++i) order.of[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+  return order;
+}
+alignas(64) constexpr PairOrder kPairsOfHalves = pair_order();
+
 // The columns' zero points in the places of their weights.
 NPU_INLINE void unit_zeros(Bytes64 (&out)[kUnitRows], const int8_t* zeros) {
   for (int j = 0; j < kUnitRows; ++j) {

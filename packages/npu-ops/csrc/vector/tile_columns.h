@@ -4,7 +4,7 @@
 // holds its rows i, n + i, 2 n + i, ... for n strips, so that each stream goes on in the next strip where it ended in the last, as the
 // processor expects of a stream, and what comes is fetched a little ahead. More than 64 rows meet a strip in two passes; each fetches
 // half of the next block, so that lines come from memory as long as there are products.
-// Many rows of x (an expert's; those of a linear layer: kernels/linear/many_rows.inc): weights are copied in pieces that stay in L1, and
+// Many rows of x (an expert's; those of a linear layer: many_rows.h): weights are copied in pieces that stay in L1, and
 // meet all rows of x, which stay in L2 meanwhile; so do the sums between the pieces of k. What comes next is fetched between the products.
 // Either way a sum runs along k in one order: batch-invariant mode may use both.
 #pragma once
@@ -190,14 +190,14 @@ inline void strip_sums(float* sums, const WeightBlock& w, const bf16* x, const S
 // Lines of two strips that are fetched into L2, some whenever it is called, while others are multiplied.
 struct FetchStrips {
   TileRows strips[2];
-  int64_t lines;  // of a row
+  int64_t lines_a_row, lines = 2 * kTileSide * lines_a_row;
   int64_t strip = 0, row = 0, line = 0;
 
   NPU_INLINE void operator()(int64_t count) {
     for (; count > 0 && strip < 2; --count) {
       const TileRows& w = strips[strip];
       if (row < w.rows) __builtin_prefetch(w.data + row * w.stride + line * kTileDepth, 0, 2);
-      if (++line < lines) continue;
+      if (++line < lines_a_row) continue;
       line = 0;
       if (++row < kTileSide) continue;
       row = 0;
@@ -263,7 +263,7 @@ inline void copied_sums(const WeightBlock& w, const bf16* x, int64_t groups, int
     const WeightBlock& then = more || !next ? w : *next;
     const int64_t then_pair = more ? (turn + 1) % pairs : 0, then_from = more ? (turn + 1) / pairs * most : 0;
     FetchStrips fetch{{half_of_pair(then, then_pair, 0, then_from), half_of_pair(then, then_pair, 1, then_from)}, ceil_div(lesser(most, k - then_from), kTileDepth)};
-    const int64_t share = more || next ? ceil_div(2 * kTileSide * fetch.lines, greater(1, blocks * steps)) : 0;
+    const int64_t share = more || next ? ceil_div(fetch.lines, greater(1, blocks * steps)) : 0;
     const auto between = [&](int64_t step) {
       fetch(share);
       if (step % 4 == 2 && done.part < done.parts) done.finish_part(w, finish);

@@ -2,9 +2,11 @@
 //
 // x becomes 16-bit integers with a scale of its own for each block of k (float32: two, one for what the first leaves), so that the
 // products are sums of exact integers, twice as many an instruction as in float; a block's sums are scaled and added in float.
-// Sums do not depend on the number of rows: a row's result is the same whatever shares the batch.
+// Sums do not depend on the number of rows: a row's result is the same whatever shares the batch. But for bf16 of many rows on AMX
+// (scaled_tiles.inc), outside batch-invariant mode.
 #pragma once
 
+#include "dispatch/batch_invariance.h"
 #include "kernels/weight_only_linear/weight_only_linear.h"
 #include "vector/panels.h"
 #if defined(NPU_AMX)
@@ -260,6 +262,7 @@ inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t fir
 }  // namespace npu_ops::NPU_TIER
 
 #if defined(NPU_AMX)
+#include "kernels/weight_only_linear/scaled_tiles.inc"
 #include "kernels/weight_only_linear/tiles.inc"
 #endif
 
@@ -296,6 +299,8 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   const auto row = [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; };
   const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
 #if defined(NPU_AMX)
+  if constexpr (__is_same(T, bf16))
+    if (p.m * kDigits<T> > kTooFewForByteTiles && scales_weights(p) && !batch_invariant()) return scaled_weights<Source>(p, parallel);
   if (p.m * kDigits<T> > kTooFewForByteTiles) {
     const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
     parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {

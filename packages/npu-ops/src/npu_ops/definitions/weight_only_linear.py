@@ -40,7 +40,8 @@ def weight_only_linear(
 
     The native kernels take each block of x (a group, at most 128 elements) as 16-bit integers of one power of two, so
     that elements below 2^-8 of the block's largest lose bits that their share of the result has no room for (float32:
-    31 bits). A block with an infinity or NaN makes its row NaN.
+    31 bits). A block with an infinity or NaN makes its row NaN. On AMX many rows of bfloat16 meet weights that have
+    been multiplied by their scales and rounded to bfloat16 (not in batch-invariant mode).
     """
     k = x.shape[-1]
     w = dequantize(weight, scales, zeros, out_features, k, group_size)
