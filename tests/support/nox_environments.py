@@ -89,7 +89,9 @@ def llama_programs(session: nox.Session) -> str:
         shutil.unpack_archive(next(place.glob("*.tar.gz")), place, filter="data")
         source = next(place.glob("*/vendor/llama.cpp"))
         cmake = (*alone, "cmake>=3.24", "--with", "ninja", "cmake")
+        tiles = ROOT / "tests" / "benchmarks" / "llama_amx.h"
         options = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+        options += (f"-DCMAKE_CXX_FLAGS=-include '{tiles}'",)
         uv(session, *cmake, "-G", "Ninja", "-S", str(source), "-B", str(place / "build"), *options)
         uv(session, *cmake, "--build", str(place / "build"), "--target", *targets, "--parallel", str(os.cpu_count()))
         (programs / "VERSION").write_text(LLAMA_CPP)
