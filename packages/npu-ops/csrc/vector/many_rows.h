@@ -4,7 +4,7 @@
 // these rows; sums lie in L2 between the pieces of k. A block of 32 rows and columns is written while the next one is multiplied, a
 // cache line a row, and a large result past the caches: they would not hold it, but read each line before it is written.
 // A sum runs along k as in tile_columns.h, which has the fewer rows: batch-invariant mode may use both.
-// An Epilogue is one of kernels/linear/body.h; its parameters p have m, n, k, out and ldo.
+// An Epilogue is one of kernels/linear/body.h; its parameters p have m, n, k, out and ldo. One without value() writes no bf16.
 #pragma once
 
 #include "vector/tile_columns.h"
@@ -42,14 +42,15 @@ struct FinishedBlock {
 
   template <class Epilogue>
   NPU_INLINE void put_rows(const Epilogue& epilogue, int64_t count) {
-    const auto value = [&](int64_t m, int64_t j, auto... y) { return epilogue.value(m, j, y..., Whole{}); };
     const auto put = [&](int64_t m, int64_t j, auto... y) { epilogue.put(m, j, y..., column + columns - j); };
     for (; count > 0 && done < rows; --count, ++done) {
-      if (columns >= kBlockSide) {
-        bf16* out = static_cast<bf16*>(epilogue.p.out) + (row + done) * epilogue.p.ldo + column;
-        put_line(out, with<Epilogue>(0, value), with<Epilogue>(1, value), stream);
-        continue;
-      }
+      if constexpr (requires { &Epilogue::template value<Whole>; })
+        if (columns >= kBlockSide) {
+          const auto value = [&](int64_t m, int64_t j, auto... y) { return epilogue.value(m, j, y..., Whole{}); };
+          bf16* out = static_cast<bf16*>(epilogue.p.out) + (row + done) * epilogue.p.ldo + column;
+          put_line(out, with<Epilogue>(0, value), with<Epilogue>(1, value), stream);
+          continue;
+        }
       with<Epilogue>(0, put);
       if (columns > kTileSide) with<Epilogue>(1, put);
     }

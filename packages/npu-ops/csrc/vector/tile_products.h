@@ -49,6 +49,15 @@ inline void pack_for_tiles(bf16* out, const Row& row, int64_t rows, int64_t k) {
   }
 }
 
+// Row i of tiles of A that lie one after the other, [groups of 16 rows][packed_tiles(k)].
+NPU_INLINE void row_of_tiles(bf16* tiles, int64_t i, const bf16* x, int64_t k) {
+  bf16* to = tiles + i / kTileSide * packed_tiles(k) + i % kTileSide * kTileDepth;
+  for (int64_t j = 0; j < k; j += kTileDepth) {
+    const F v = load_depth(x + j, k - j);
+    memcpy(to + j * kTileSide, &v, sizeof v);
+  }
+}
+
 // Weight rows copied so that tiles of A lie one after the other: read 64 bytes at a time from rows far apart, they would meet in few
 // sets of the cache.
 inline void copy_rows(bf16* to, const TileRows& w, int64_t k) {

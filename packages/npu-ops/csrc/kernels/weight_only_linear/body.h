@@ -31,11 +31,12 @@ struct Digits {
   int64_t k;        // of the weights' whole units
   int64_t block, blocks;
   int64_t stride, ld;  // elements from a block to the next, and from a row
+  int64_t room;        // rows
 
   // Elements of block b in whole units.
   NPU_INLINE int64_t size(int64_t b) const { return lesser(block, k - b * block); }
   // Rows from `from` on.
-  NPU_INLINE Digits rows(int64_t from) const { return {values + from * ld, scale + from * blocks, sum + from * blocks, k, block, blocks, stride, ld}; }
+  NPU_INLINE Digits rows(int64_t from) const { return {values + from * ld, scale + from * blocks, sum + from * blocks, k, block, blocks, stride, ld, room - from}; }
 };
 
 // Power of two s with |x| / s <= 2^15 for n elements; NaN when one is infinite or NaN.
@@ -269,9 +270,10 @@ inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t fir
 namespace npu_ops::NPU_TIER {
 namespace {
 
-// Room for the digits of rows of k elements, in the caller's scratch slots `slot` to `slot` + 2. `unit`: what blocks are filled up to.
+// Room for the digits of rows of k elements, in the caller's scratch slots `slot` to `slot` + 2. `unit`: what blocks are filled up to;
+// `behind`: bytes that the caller has behind d.values + d.ld * d.room.
 template <class T>
-inline Digits room_for_digits(int slot, int64_t rows, int64_t k, int64_t group, int64_t unit) {
+inline Digits room_for_digits(int slot, int64_t rows, int64_t k, int64_t group, int64_t unit, int64_t behind = 0) {
   Digits d{};
   d.k = ceil_div(k, 4) * 4;
   d.block = lesser(ceil_div(group, 4) * 4, kBlock);
@@ -280,7 +282,8 @@ inline Digits room_for_digits(int slot, int64_t rows, int64_t k, int64_t group, 
   d.ld = d.blocks * d.stride;
   if (unit > 4) d.ld += unit / 2, rows += 16;  // no power of two, or rows would share a few sets of the cache; tiles load rows behind the last
   rows *= kDigits<T>;
-  d.values = static_cast<int16_t*>(thread_scratch(slot, sizeof(int16_t) * rows * d.ld));
+  d.room = rows;
+  d.values = static_cast<int16_t*>(thread_scratch(slot, sizeof(int16_t) * rows * d.ld + behind));
   d.scale = static_cast<float*>(thread_scratch(slot + 1, sizeof(float) * rows * d.blocks));
   d.sum = static_cast<int32_t*>(thread_scratch(slot + 2, sizeof(int32_t) * rows * d.blocks));
   return d;
@@ -300,7 +303,7 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
 #if defined(NPU_AMX)
   if constexpr (__is_same(T, bf16))
-    if (p.m * kDigits<T> > kTooFewForByteTiles && scales_weights(p) && !batch_invariant()) return scaled_weights<Source>(p, parallel);
+    if (p.m > kTooFewForByteTiles && scales_weights(p.m, p.group)) return scaled_weights<Source>(p, parallel);
   if (p.m * kDigits<T> > kTooFewForByteTiles) {
     const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
     parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
