@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npu_platform.demo.server import free_port
 from tests.support.engine_run import run_scenario
 from tests.support.network import Network
 from tests.support.replicas_run import answered
@@ -92,9 +93,8 @@ def main(scenario_file: str, result_file: str) -> None:
 
 
 def _servers(engine: dict[str, Any], replicas: int, prompts: list[list[int]], new: int) -> list[list[int]]:
-    from vllm.utils.network_utils import get_open_port
-
-    context, port = multiprocessing.get_context("fork"), get_open_port()
+    # the first server binds it seconds later only, and until then no connection may take it
+    context, port = multiprocessing.get_context("fork"), free_port()
     answers: Any = context.Queue()
     all_are_done = context.Barrier(2)  # one that ends takes the others with it
 
