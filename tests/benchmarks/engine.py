@@ -162,7 +162,7 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
                 record["turns"] += [before | {"contestant": name} | one for name, one in turns.items()]
                 for name, said in failures.items():  # the others' hours are not lost; the page says who failed
                     print(said, file=sys.stderr, flush=True)
-                    record["failures"][name] = reason(said)
+                    record["failures"][name] = reason(said, folder)
                 results.write(file.with_suffix(".part.json"), record)
     if not record["turns"]:
         msg = f"no contestant has figures: {record['failures']}"
@@ -250,9 +250,9 @@ def environ(one: Contestant, folder: Path) -> dict[str, str]:
     }
 
 
-def reason(output: str) -> str:
-    """Return the line that tells most of what a process said before it failed."""
-    lines = output.strip().splitlines()
+def reason(output: str, models: Path) -> str:
+    """Return the line that tells most of what a process said before it failed, without the place of the models."""
+    lines = output.strip().replace(str(models), "MODEL").splitlines()
     return next((line for line in reversed(lines) if "Error: " in line), lines[-1])[:300]
 
 

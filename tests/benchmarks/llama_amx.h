@@ -1,8 +1,9 @@
-// Included before llama.cpp's own C++: AMX as GCC 13 has it. GCC 12 is told of 8 bytes of a tile's configuration and of none of what tiles
-// load, so that it moves or leaves out the stores before; llama.cpp with 4-bit weights then ends with an illegal instruction.
+// Included before llama.cpp's own C++: AMX's instructions with the memory that they read. GCC 12's own functions tell the compiler of 8 bytes
+// of a tile's configuration and of none of what tiles load, so that it moves or leaves out the stores before; llama.cpp with 4-bit weights then
+// ends with an illegal instruction.
 #pragma once
 
-#if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 #define _tile_loadconfig(config) __asm__ volatile("ldtilecfg %0" ::"m"(*(const char(*)[64])(config)))
 #define _tile_storeconfig(config) __asm__ volatile("sttilecfg %0" : "=m"(*(char(*)[64])(config)))

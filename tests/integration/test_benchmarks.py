@@ -94,6 +94,11 @@ def test_runners_are_compared_by_whole_generations_where_a_step_is_short(monkeyp
 
 
 @pytest.mark.nightly
+def test_a_failure_is_kept_without_the_place_of_the_models(tmp_path):
+    said = f"a line\nRuntimeError: bench -m {tmp_path}/Q4_0.gguf failed (exit code -4):\nmore\n"
+    assert engine.reason(said, tmp_path) == "RuntimeError: bench -m MODEL/Q4_0.gguf failed (exit code -4):"
+
+
 def test_engines_that_are_up_together_are_asked_case_by_case(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     chosen = {name: engine.Contestant(name, name, sys.executable) for name in ("npu", "vllm")}

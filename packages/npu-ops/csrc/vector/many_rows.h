@@ -148,8 +148,8 @@ inline bf16* tiles_of_rows(int64_t m, int64_t k, const Parallel& parallel, const
   return x;
 }
 
-// epilogue.p's product, all rows of x together, which `x` holds as tiles. weights(column, columns): those of some columns, a multiple of
-// kBlockSide (of kTileSide, where a column has two sides) on.
+// epilogue.p's product, all rows of x together, which `x` holds as tiles. weights_of(column, columns): those of
+// some columns, from a multiple of kBlockSide on.
 template <class Epilogue, class WeightsOf>
 inline void product_of_many_rows(const Epilogue& epilogue, const bf16* x, const Parallel& parallel, const WeightsOf& weights_of) {
   const auto& p = epilogue.p;

@@ -61,11 +61,9 @@ NPU_INLINE void row_of_tiles(bf16* tiles, int64_t i, const bf16* x, int64_t k) {
 // Weight rows copied so that tiles of A lie one after the other: read 64 bytes at a time from rows far apart, they would meet in few
 // sets of the cache.
 inline void copy_rows(bf16* to, const TileRows& w, int64_t k) {
-  for (int64_t i = 0; i < kTileSide; ++i)
-    for (int64_t j = 0; j < k; j += kTileDepth) {
-      const F v = i < w.rows ? load_depth(w.data + i * w.stride + j, k - j) : F{};
-      memcpy(to + j * kTileSide + i * kTileDepth, &v, sizeof v);
-    }
+  for (int64_t i = 0; i < w.rows; ++i) row_of_tiles(to, i, w.data + i * w.stride, k);
+  for (int64_t i = w.rows; i < kTileSide; ++i)
+    for (int64_t j = 0; j < k; j += kTileDepth) memset(to + j * kTileSide + i * kTileDepth, 0, sizeof(F));
 }
 
 // The rows' elements from k on into tile T; `left` of them are left.

@@ -49,5 +49,10 @@ def next_call(queue: MessageQueue) -> Any:
     seconds = RECHECK_SECONDS
     while compat.polls(queue) and not (compat.holds_message(queue) or queue.shutting_down):
         compat.await_message(queue, seconds)
-        seconds = min(4 * seconds, LONGEST_RECHECK_SECONDS)
+        seconds = longer(seconds)
     return queue.dequeue(indefinite=True)  # it sleeps itself, once it would not poll
+
+
+def longer(seconds: float) -> float:
+    """Return for how long to sleep when nothing came for so many seconds."""
+    return min(4 * seconds, LONGEST_RECHECK_SECONDS)

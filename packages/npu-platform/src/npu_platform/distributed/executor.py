@@ -53,7 +53,7 @@ class LocalAnswers:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
             compat.await_message(self._queue, seconds)
-            seconds = min(4 * seconds, calls.LONGEST_RECHECK_SECONDS)
+            seconds = calls.longer(seconds)
         return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
