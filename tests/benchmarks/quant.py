@@ -2,7 +2,8 @@
 
 Weights are rotated over enough copies that each call reads them from memory, as a model does. Columns are how many times
 faster the quantised layer is than npu-ops' bf16 linear of the same shape, and, run by an interpreter that has vLLM's CPU
-build, than vLLM's own kernel for the format. Medians of the rounds' ratios.
+build, than vLLM's own kernels for the format: for 4 bits W4A16 and, on tiles, W4A8, which vLLM prefers there. Medians of
+the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -12,24 +13,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
 from npu_ops import panels
-
-try:
-    import vllm._custom_ops as peer
-    from vllm.platforms import current_platform
-
-    current_platform.import_kernels()
-except ImportError:
-    pass
+from tests.benchmarks import quant_peers
 
 ops = torch.ops.npu_ops
 Call = Callable[[torch.Tensor], torch.Tensor]
 Layer = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+WHOLE = 1 << 30  # a block of all
 MEMORY = 200 << 20  # bytes of bf16 weights to rotate over: beyond the caches
 # With one thread its own time, which a busy machine does not lengthen.
 clock = time.thread_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
@@ -57,22 +51,21 @@ def main() -> None:
 def cells(name: str, n: int, k: int, options: argparse.Namespace) -> list[str]:
     """Return, for each number of rows, times our bf16 and perhaps times the peer."""
     copies = max(2, MEMORY // (n * k * 2))
-    make, make_peer = FORMATS[name]
+    make, peers = FORMATS[name]
     dense, ours = rotated(bf16(n, k), copies), rotated(make(n, k), copies)
-    theirs = rotated(make_peer(n, k), copies) if make_peer is not None else []
+    others = [dense, *(rotated(peer(n, k), copies) for peer in peers)]
     result = []
     for rows in options.rows:
         x = torch.randn(rows, k, dtype=torch.bfloat16)
         calls = min(copies, max(2, 64 // rows))
-        base, peers = [], []
-        for layers in (dense, ours, theirs):  # what is made at a first call
+        for layers in (ours, *others):  # what is made at a first call
             timed(layers[:calls], x)
+        rounds = []
         for _ in range(options.rounds):
             own = timed(ours[:calls], x)
-            base.append(timed(dense[:calls], x) / own)
-            if theirs:
-                peers.append(timed(theirs[:calls], x) / own)
-        result.append(f"{statistics.median(base):.2f}" + (f" ({statistics.median(peers):.2f})" if peers else ""))
+            rounds.append([timed(layers[:calls], x) / own for layers in others])
+        base, *theirs = [f"{statistics.median(times):.2f}" for times in zip(*rounds, strict=True)]
+        result.append(base + (f" ({', '.join(theirs)})" if theirs else ""))
     return result
 
 
@@ -85,7 +78,7 @@ def rotated(layer: Layer, copies: int) -> list[Call]:
 
 def timed(layers: list[Call], x: torch.Tensor) -> float:
     """Seconds of the median call."""
-    times = [0.0] if not layers else []
+    times = []
     for layer in layers:
         begin = clock()
         layer(x)
@@ -110,22 +103,6 @@ def int4(group: int, zeros: bool) -> Callable[[int, int], Layer]:
     return make
 
 
-def int4_peer(group: int, zeros: bool) -> Callable[[int, int], Layer]:
-    """vLLM's W4A16 kernel, as its CPU layer calls it."""
-
-    def make(n: int, k: int) -> Layer:
-        isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
-
-        def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-            return peer.cpu_gemm_wna16(input=x, q_weight=w, scales=s, zeros=z, bias=None, pack_factor=8, isa_hint=isa)
-
-        weight = torch.randint(0, 2**31 - 1, (n // 16, k * 2), dtype=torch.int32)
-        zero = (torch.randint(0, 2**31 - 1, (k // group, n // 8), dtype=torch.int32),) if zeros else ()
-        return call, (weight, torch.rand(k // group, n).bfloat16(), *zero)
-
-    return make
-
-
 def int8(n: int, k: int) -> Layer:
     """Weights and activations of 8 bits, by channel and token."""
 
@@ -135,26 +112,11 @@ def int8(n: int, k: int) -> Layer:
     return call, (panels.pack(torch.randint(-128, 128, (n, k), dtype=torch.int8), 8), torch.rand(n))
 
 
-def int8_peer(n: int, k: int) -> Layer:
-    """vLLM's oneDNN kernel, as its CPU layer calls it; it packs the weights by itself, once a copy."""
-    handlers: dict[int, Any] = {}
-
-    def call(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        if w.data_ptr() not in handlers:
-            handlers[w.data_ptr()] = peer.create_onednn_scaled_mm(w.t(), s, torch.bfloat16, True, False, 32)
-        q, x_scale, x_zero = peer.onednn_scaled_int8_quant(x, None, None, True)
-        out = torch.empty(len(x), n, dtype=x.dtype)
-        peer.onednn_scaled_mm(handlers[w.data_ptr()], q, out, x_scale, x_zero, None, None)
-        return out
-
-    return call, (torch.randint(-128, 128, (n, k), dtype=torch.int8), torch.rand(n, 1))
-
-
 def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
-    """Weights of 8-bit floats with scales of blocks or, for 0, of channels."""
+    """Weights of 8-bit floats with scales of blocks or, for 0, of channels; x rounded by groups, or for 0 as it is."""
 
     def make(n: int, k: int) -> Layer:
-        scale = torch.rand((n // block) * (k // block)) if block else torch.rand(n)
+        scale = torch.rand(-(-n // block) * -(-k // block)) if block else torch.rand(n)
         blocks = (block, block) if block else (1, k)
         weight = torch.randn(n, k).to(torch.float8_e4m3fn)
         return lambda x, w, s: ops.fp8_linear(x, w, s, None, None, min(x_group, k), *blocks), (weight, scale)
@@ -162,17 +124,13 @@ def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
     return make
 
 
-def only_with(op: str, make: Callable[[int, int], Layer]) -> Callable[[int, int], Layer] | None:
-    """Return the peer's layer where its build for this machine has the op: on AVX2 it lacks that for 4 bits."""
-    return make if hasattr(torch.ops._C, op) else None
-
-
-FORMATS: dict[str, tuple[Callable[[int, int], Layer], Callable[[int, int], Layer] | None]] = {
-    "W4A16, groups of 128": (int4(128, False), only_with("cpu_gemm_wna16", int4_peer(128, False))),
-    "W4A16, groups of 32, zero points": (int4(32, True), only_with("cpu_gemm_wna16", int4_peer(32, True))),
-    "W8A8 int8": (int8, only_with("onednn_scaled_mm", int8_peer)),
-    "W8A16 fp8, channels": (fp8(0, 0), None),
-    "W8A8 fp8, blocks of 128": (fp8(128, 128), None),
+FORMATS: dict[str, tuple[Callable[[int, int], Layer], list[Callable[[int, int], Layer]]]] = {
+    "W4A16, groups of 128": (int4(128, False), quant_peers.layers_int4(128, False)),
+    "W4A16, groups of 32, zero points": (int4(32, True), quant_peers.layers_int4(32, True)),
+    "W8A8 int8": (int8, quant_peers.layers_int8()),
+    "W8A16 fp8, channels": (fp8(0, 0), []),
+    "W8A8 fp8, one scale": (fp8(WHOLE, WHOLE), quant_peers.layers_fp8(0)),
+    "W8A8 fp8, blocks of 128": (fp8(128, 128), quant_peers.layers_fp8(128)),
 }
 
 

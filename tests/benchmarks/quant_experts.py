@@ -1,7 +1,8 @@
 """Quantised experts beside bf16 experts, interleaved: ``python -m tests.benchmarks.quant_experts``.
 
 A layer of Qwen3-30B-A3B's width with 32 of its 128 experts, 8 a token, more memory than the caches hold. Columns are how
-many times faster the quantised experts are than npu-ops' bf16 experts on the same tokens. Medians of the rounds' ratios.
+many times faster the quantised experts are than npu-ops' bf16 experts on the same tokens and, run by an interpreter that
+has vLLM's CPU build, on tiles, than vLLM's own kernel for the format. Medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import math
 import os
 import statistics
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
 from npu_ops import panels
+from tests.benchmarks import quant_peers
 from tests.benchmarks.quant import clock
 
 if TYPE_CHECKING:
@@ -43,26 +46,32 @@ def main() -> None:
     with torch.inference_mode():
         dense = bf16()
         for name in options.formats:
-            ratios = cells(FORMATS[name](), dense, options)
-            print(f"| {name} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |", flush=True)
+            make, make_peer = FORMATS[name]
+            peer = make_peer(EXPERTS, HIDDEN, WIDTH)
+            found = cells(make(), [dense] if peer is None else [dense, peer], options)
+            print(f"| {name} | " + " | ".join(found) + " |", flush=True)
 
 
-def cells(quantized: Call, dense: Call, options: argparse.Namespace) -> list[float]:
-    """Return for each number of tokens how many times faster."""
+def cells(quantized: Call, others: list[Call], options: argparse.Namespace) -> list[str]:
+    """Return, for each number of tokens, times our bf16 and perhaps times the peer."""
     result = []
     for tokens in options.tokens:
         rounds = []
         for _ in range(options.rounds + 1):
             x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16)
             weights, ids = torch.rand(tokens, EXPERTS).softmax(-1).topk(TOP_K)
-            times = []
-            for call in (dense, quantized):
-                begin = clock()
-                call(x, weights, ids)
-                times.append(clock() - begin)
-            rounds.append(times[0] / times[1])
-        result.append(statistics.median(rounds[1:]))
+            own = timed(quantized, x, weights, ids)
+            rounds.append([timed(call, x, weights, ids) / own for call in others])
+        base, *theirs = [f"{statistics.median(times):.2f}" for times in zip(*rounds[1:], strict=True)]
+        result.append(base + (f" ({', '.join(theirs)})" if theirs else ""))
     return result
+
+
+def timed(call: Call, *arguments: torch.Tensor) -> float:
+    """Seconds of a call."""
+    begin = clock()
+    call(*arguments)
+    return clock() - begin
 
 
 def bf16() -> Call:
@@ -115,13 +124,13 @@ def fp8(block: int | None) -> Callable[[], Call]:
     return make
 
 
-FORMATS: dict[str, Callable[[], Call]] = {
-    "W4A16, groups of 32": weight_only(32, torch.bfloat16),
-    "W4A16, groups of 128": weight_only(128, torch.bfloat16),
-    "MXFP4": weight_only(32, torch.uint8),
-    "W8A8 int8": int8,
-    "fp8 by channel": fp8(None),
-    "fp8 by blocks": fp8(128),
+FORMATS: dict[str, tuple[Callable[[], Call], Callable[[int, int, int], Call | None]]] = {
+    "W4A16, groups of 32": (weight_only(32, torch.bfloat16), partial(quant_peers.experts_int4, 32)),
+    "W4A16, groups of 128": (weight_only(128, torch.bfloat16), partial(quant_peers.experts_int4, 128)),
+    "MXFP4": (weight_only(32, torch.uint8), quant_peers.experts_mxfp4),
+    "W8A8 int8": (int8, quant_peers.experts_int8),
+    "fp8 by channel": (fp8(None), lambda *sizes: None),
+    "fp8 by blocks": (fp8(128), quant_peers.experts_fp8),
 }
 
 if __name__ == "__main__":
