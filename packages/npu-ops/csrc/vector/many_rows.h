@@ -1,10 +1,11 @@
-// Products of bf16 on AMX tiles, for many rows of x: tiles of x by packed weights, so that a sum's rows are the result's rows.
+// Products of bf16 or of bytes on AMX tiles, for many rows of x: tiles of x by packed weights, so that a sum's rows are the result's rows.
 //
 // A thread takes up to 512 rows of x, which stay in L2, by some columns. Weights are packed in pieces that stay in L1 and meet all of
 // these rows; sums lie in L2 between the pieces of k. A block of 32 rows and columns is written while the next one is multiplied, a
 // cache line a row, and a large result past the caches: they would not hold it, but read each line before it is written.
 // A sum runs along k as in tile_columns.h, which has the fewer rows: batch-invariant mode may use both.
-// An Epilogue is one of kernels/linear/body.h; its parameters p have m, n, k, out and ldo. One without value() writes no bf16.
+// An Epilogue is one of kernels/linear/body.h; its parameters p have m, n, k, out and ldo. One without value() writes no bf16. It gets the
+// sums of bytes, which are integers, as they are.
 #pragma once
 
 #include "vector/tile_columns.h"
@@ -16,6 +17,7 @@ constexpr int64_t kManyRows = 512;              // at a time
 constexpr int64_t kBlockSide = 2 * kTileSide;   // rows and columns of a block: two by two tiles
 constexpr int64_t kBlockElements = kBlockSide * kBlockSide;
 constexpr int64_t kStreamedBytes = 1 << 20;     // of a result, from which it is written past the caches
+constexpr int64_t kPieceBytes = kPieceDepth * sizeof(bf16);  // of a row of weights, in a piece
 
 // One line of a row of the result.
 NPU_INLINE void put_line(bf16* to, F low, F high, bool stream) {
@@ -58,19 +60,19 @@ struct FinishedBlock {
 };
 
 // sums[2][2] (=, or += unless `first`) two groups of 16 rows of x by two strips of packed weights. between() is called meanwhile.
-template <class Between>
-NPU_INLINE void block_of_sums(float* sums, bool first, const bf16* x, int64_t ldx, const bf16* weights, int64_t steps, const Between& between) {
-  constexpr int64_t kStep = kTileDepth * kTileSide;
+template <class E, class Between>
+NPU_INLINE void block_of_sums(float* sums, bool first, const E* x, int64_t ldx, const E* weights, int64_t steps, const Between& between) {
+  constexpr int64_t kStep = kTileBytes / sizeof(E);
   load_sums<4>(sums, first);
   for (int64_t s = 0; s < steps; ++s) {
     tile_stream<2>(x + s * kStep, 64);
     tile_stream<3>(x + ldx + s * kStep, 64);
     tile_load<0>(weights + s * kStep, 64);
     tile_load<1>(weights + (steps + s) * kStep, 64);
-    tile_dp_bf16<4, 2, 0>();
-    tile_dp_bf16<6, 3, 0>();
-    tile_dp_bf16<5, 2, 1>();
-    tile_dp_bf16<7, 3, 1>();
+    tile_dp<E, 4, 2, 0>();
+    tile_dp<E, 6, 3, 0>();
+    tile_dp<E, 5, 2, 1>();
+    tile_dp<E, 7, 3, 1>();
     between();
   }
   store_sums_of<4>(sums);
@@ -81,22 +83,23 @@ NPU_INLINE void block_of_sums(float* sums, bool first, const bf16* x, int64_t ld
 //
 // Weights are some columns' in pairs of strips:
 //   columns, pairs()
-//   pack(to, pair, from, depth): a pair's strips as tiles, [2][steps], of the elements from `from` on, which is a multiple of kTileDepth
+//   pack(to, pair, from, depth): a pair's strips as tiles, [2][steps], of the elements from `from` on, a multiple of a tile's depth
 //   fetch(pair, from, depth): what fetches the same into L2: `lines` in all, some whenever it is called
-template <class Epilogue, class Weights>
-inline void many_rows(const Epilogue& epilogue, const bf16* x, int64_t first, int64_t rows, int64_t column, const Weights& w, const Weights* next) {
+template <class Epilogue, class Weights, class E>
+inline void many_rows(const Epilogue& epilogue, const E* x, int64_t first, int64_t rows, int64_t column, const Weights& w, const Weights* next) {
   constexpr bool kTwo = Epilogue::kSides == 2;
   const auto& p = epilogue.p;
-  const int64_t ldx = packed_tiles(p.k), blocks = ceil_div(rows, kBlockSide), pairs = w.pairs();
-  const int64_t pieces = greater(1, ceil_div(p.k, kPieceDepth)), most = ceil_div(ceil_div(p.k, pieces), kTileDepth) * kTileDepth;
-  bf16* weights = static_cast<bf16*>(thread_scratch(0, sizeof(bf16) * 2 * (packed_tiles(most) + 1)));
+  constexpr int64_t kDepth = kTileDepthOf<E>, kPiece = kPieceBytes / sizeof(E);
+  const int64_t ldx = packed_tiles<E>(p.k), blocks = ceil_div(rows, kBlockSide), pairs = w.pairs();
+  const int64_t pieces = greater(1, ceil_div(p.k, kPiece)), most = ceil_div(ceil_div(p.k, pieces), kDepth) * kDepth;
+  E* weights = static_cast<E*>(thread_scratch(0, sizeof(E) * 2 * (packed_tiles<E>(most) + 1)));
   float* sums = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockElements * pairs * blocks));
   const auto sums_of = [&](int64_t pair, int64_t block) { return sums + (pair * blocks + block) * kBlockElements; };
   const bool lines = reinterpret_cast<uintptr_t>(p.out) % 64 == 0 && p.ldo * sizeof(bf16) % 64 == 0 && column % kBlockSide == 0;
   FinishedBlock done{lines && !Epilogue::kReadsOut && p.m * p.ldo * static_cast<int64_t>(sizeof(bf16)) > kStreamedBytes};
   const int64_t turns = pieces * pairs;
   for (int64_t turn = 0; turn < turns; ++turn) {
-    const int64_t pair = turn % pairs, from = turn / pairs * most, left = lesser(most, p.k - from), steps = ceil_div(left, kTileDepth);
+    const int64_t pair = turn % pairs, from = turn / pairs * most, left = lesser(most, p.k - from), steps = ceil_div(left, kDepth);
     w.pack(weights, pair, from, left);
     const bool more = turn + 1 < turns;
     const int64_t then_from = more ? (turn + 1) / pairs * most : 0;
@@ -148,12 +151,22 @@ inline bf16* tiles_of_rows(int64_t m, int64_t k, const Parallel& parallel, const
   return x;
 }
 
+// Lines that are fetched into L2, some whenever it is called.
+struct FetchLines {
+  const uint8_t* at;
+  int64_t lines;
+
+  NPU_INLINE void operator()(int64_t count) {
+    for (; count > 0 && lines > 0; --count, --lines, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // epilogue.p's product, all rows of x together, which `x` holds as tiles. weights_of(column, columns): those of
 // some columns, from a multiple of kBlockSide on.
-template <class Epilogue, class WeightsOf>
-inline void product_of_many_rows(const Epilogue& epilogue, const bf16* x, const Parallel& parallel, const WeightsOf& weights_of) {
+template <class Epilogue, class E, class WeightsOf>
+inline void product_of_many_rows(const Epilogue& epilogue, const E* x, const Parallel& parallel, const WeightsOf& weights_of) {
   const auto& p = epilogue.p;
-  const int64_t n = p.n / Epilogue::kSides, ldx = packed_tiles(p.k);
+  const int64_t n = p.n / Epilogue::kSides, ldx = packed_tiles<E>(p.k);
   const ManyRowsGrid grid(p.m, n, Epilogue::kSides, parallel.num_threads());
   const auto weights = [&](int64_t piece) {
     const int64_t column = piece % grid.down * grid.columns;

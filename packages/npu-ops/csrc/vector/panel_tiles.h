@@ -21,12 +21,19 @@ typedef int8_t Bytes32 __attribute__((vector_size(32)));
 
 // ---- weights ----
 
-// `units` of a panel as tiles: [steps][kPanelTiles], zero behind the last unit.
+// Where a panel's tiles lie: those of a step beside one another, or all of the same columns.
+struct PlacesOfTiles {
+  uint8_t* first;
+  int64_t step = kPanelTiles * kTileBytes, columns = kTileBytes;  // bytes from a tile to the next
+};
+
+// `units` of a panel as tiles, zero behind the last unit. What lies `ahead` bytes further on is fetched meanwhile; 0: nothing.
 template <class Source>
-NPU_INLINE void units_to_tiles(uint8_t* to, const uint8_t* from, int64_t units, int64_t steps, const Bytes64 (&zeros)[kPanelTiles]) {
-  const auto row = [&](int64_t u, int j) { return to + (u / kUnitsOfTile * kPanelTiles + j) * kTileBytes + u % kUnitsOfTile * 64; };
+NPU_INLINE void units_to_tiles(const PlacesOfTiles& to, const uint8_t* from, int64_t units, int64_t steps, const Bytes64 (&zeros)[kPanelTiles],
+                               int64_t ahead = 4096) {
+  const auto row = [&](int64_t u, int j) { return to.first + u / kUnitsOfTile * to.step + j * to.columns + u % kUnitsOfTile * 64; };
   for (int64_t u = 0; u < units; ++u, from += Source::kUnit) {
-    for (int64_t i = 0; i < Source::kUnit; i += 64) __builtin_prefetch(from + 4096 + i);
+    for (int64_t i = 0; ahead && i < Source::kUnit; i += 64) __builtin_prefetch(from + ahead + i);
     __m512i rows[kPanelTiles];
     unit_rows(rows, Source{}, from);
 #pragma GCC unroll 2

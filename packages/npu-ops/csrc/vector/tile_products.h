@@ -11,7 +11,9 @@
 namespace npu_ops {
 namespace {
 
-constexpr int64_t kTileDepth = 32;  // elements of k in a tile
+template <class E>
+constexpr int64_t kTileDepthOf = 64 / sizeof(E);  // elements of k in a tile
+constexpr int64_t kTileDepth = kTileDepthOf<bf16>;
 constexpr int64_t kTileSide = 16;   // rows of a tile
 // So few rows of x are as fast as the memory without tiles.
 constexpr int64_t kTooFewForTiles = 4;
@@ -27,16 +29,20 @@ NPU_INLINE TileRows rows_for_tiles(const bf16* data, int64_t stride, int64_t row
   return {data, stride, lesser(kTileSide, greater(0, rows))};
 }
 
-// Up to kTileDepth elements, the rest zero.
-NPU_INLINE F load_depth(const bf16* p, int64_t n) {
-  if (n >= kTileDepth) return load_raw<F>(p);
+// Up to a tile's depth of elements, the rest zero.
+template <class E>
+NPU_INLINE F load_depth(const E* p, int64_t n) {
+  if (n >= kTileDepthOf<E>) return load_raw<F>(p);
   F v = {};
-  memcpy(&v, p, sizeof(bf16) * n);
+  memcpy(&v, p, sizeof(E) * n);
   return v;
 }
 
 // Elements that 16 rows of x take when packed.
-NPU_INLINE int64_t packed_tiles(int64_t k) { return ceil_div(k, kTileDepth) * kTileDepth * kTileSide; }
+template <class E = bf16>
+NPU_INLINE int64_t packed_tiles(int64_t k) {
+  return ceil_div(k, kTileDepthOf<E>) * kTileDepthOf<E> * kTileSide;
+}
 
 // Packs up to 16 rows of x, `row(i)` their addresses.
 template <class Row>
@@ -50,9 +56,10 @@ inline void pack_for_tiles(bf16* out, const Row& row, int64_t rows, int64_t k) {
 }
 
 // Row i of tiles of A that lie one after the other, [groups of 16 rows][packed_tiles(k)].
-NPU_INLINE void row_of_tiles(bf16* tiles, int64_t i, const bf16* x, int64_t k) {
-  bf16* to = tiles + i / kTileSide * packed_tiles(k) + i % kTileSide * kTileDepth;
-  for (int64_t j = 0; j < k; j += kTileDepth) {
+template <class E>
+NPU_INLINE void row_of_tiles(E* tiles, int64_t i, const E* x, int64_t k) {
+  E* to = tiles + i / kTileSide * packed_tiles<E>(k) + i % kTileSide * kTileDepthOf<E>;
+  for (int64_t j = 0; j < k; j += kTileDepthOf<E>) {
     const F v = load_depth(x + j, k - j);
     memcpy(to + j * kTileSide, &v, sizeof v);
   }

@@ -146,6 +146,13 @@ NPU_INLINE void tile_dp_uint8() {
 
 #endif
 
+// The products of elements E: of bf16, or of bytes with signs.
+template <class E, int C, int A, int B>
+NPU_INLINE void tile_dp() {
+  if constexpr (__is_same(E, bf16)) tile_dp_bf16<C, A, B>();
+  else tile_dp_int8<C, A, B>();
+}
+
 // The thread's tiles while a kernel's body uses them. They are released behind it: the tiles belong to nobody in between, and others
 // (oneDNN) configure their own.
 struct Tiles {

@@ -1,4 +1,4 @@
-// Body of the 8-bit kernels, compiled once a tier: rows of x widened to 16 bits, products of pairs, sums exact in 32 bits.
+// Body of the 8-bit kernels, compiled once a tier: how x becomes 8 bits, and what a tier's products have in common.
 #pragma once
 
 #include "kernels/int8_linear/int8_linear.h"
@@ -7,39 +7,17 @@
 namespace npu_ops::NPU_TIER {
 namespace {
 
-constexpr int64_t kBlock = 256;             // elements of k that are unpacked at a time
-constexpr int64_t kDirectRows = kTileRows;  // up to here each tile unpacks the weights by itself
-constexpr int64_t kPanelsAtATime = 2;
-
-// Adds a block's sums to c, [rows][4 vectors].
-struct Summed {
-  int32_t* c;
-  NPU_INLINE I start(int64_t row, int j) const { return load_raw<I>(c + (row * kVectors + j) * W); }
-  template <int V>
-  NPU_INLINE void add(int64_t row, int first, const I (&sums)[V]) const {
-    memcpy(c + (row * kVectors + first) * W, sums, sizeof sums);
-  }
-};
-
-// Rows of x as 16-bit integers, k padded to whole units.
-inline int16_t* widened(const Int8LinearParams& p, int64_t ld, const Parallel& parallel) {
-  int16_t* x = static_cast<int16_t*>(thread_scratch(kCallerSlots, sizeof(int16_t) * p.m * ld));
-  parallel(p.m, greater(1, 65536 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m)
-      for (int64_t k = 0; k < ld; ++k) x[m * ld + k] = k < p.k ? p.x[m * p.ldx + k] : 0;
-  });
-  return x;
+// What the exact sums of row m, a vector of columns from n on, stand for; without bias.
+NPU_INLINE F scaled(const Int8LinearParams& p, I exact, int64_t m, int64_t n) {
+  if (p.x_zero) exact -= (p.x_zero[m * p.x_scale_step] - I{}) * load_raw<I>(p.w_sum + n);
+  return to_floats(exact) * (load(p.w_scale + n) * set1(p.x_scale[m * p.x_scale_step]));
 }
 
 // Row m of the result, 32 columns from n on.
 template <class T>
 NPU_INLINE void store_exact(const Int8LinearParams& p, const I (&sums)[kSums], int64_t m, int64_t n) {
   float y[kColumns];
-  for (int j = 0; j < kSums; ++j) {
-    I exact = sums[j];
-    if (p.x_zero) exact -= (p.x_zero[m * p.x_scale_step] - I{}) * load_raw<I>(p.w_sum + n + j * W);
-    store(y + j * W, to_floats(exact) * (load(p.w_scale + n + j * W) * set1(p.x_scale[m * p.x_scale_step])));
-  }
+  for (int j = 0; j < kSums; ++j) store(y + j * W, scaled(p, sums[j], m, n + j * W));
   store_columns(static_cast<T*>(p.out) + m * p.ldo + n, p.bias ? static_cast<const T*>(p.bias) + n : nullptr, y, lesser(kColumns, p.n - n));
 }
 
@@ -50,61 +28,12 @@ NPU_INLINE void store_exact(const Int8LinearParams& p, const I (&sums)[kSums], i
 #include "kernels/int8_linear/tiles.inc"
 #elif defined(NPU_AVX512)
 #include "kernels/int8_linear/bytes.inc"
+#else
+#include "kernels/int8_linear/pairs.inc"
 #endif
 
 namespace npu_ops::NPU_TIER {
 namespace {
-
-template <class T>
-inline void panels(const Int8LinearParams& p, const int16_t* x, int64_t ld, int64_t first, int64_t count) {
-  const int64_t row_sums = kVectors * W;
-  int32_t* c = static_cast<int32_t*>(thread_scratch(1, sizeof(int32_t) * count * p.m * row_sums));
-  memset(c, 0, sizeof(int32_t) * count * p.m * row_sums);
-  int16_t* unpacked = static_cast<int16_t*>(thread_scratch(2, sizeof(int16_t) * count * kBlock * kColumns));
-  const bool direct = p.m <= kDirectRows;
-  for (int64_t k = 0; k < ld; k += direct ? ld : kBlock) {
-    const int64_t steps = lesser(direct ? ld : kBlock, ld - k) / kStep;
-    for (int64_t i = 0; i < count; ++i) {
-      const Bytes w{p.w + ((first + i) * ld + k) / 4 * Bytes::kUnit};
-      if (direct)
-        block_rows(Summed{c + i * p.m * row_sums}, w, x, ld, p.m, steps);
-      else
-        unpack_block(unpacked + i * kBlock * kColumns, w, steps);
-    }
-    if (direct) continue;
-    const int64_t tiles = ceil_div(p.m, kTileRows);
-    for (int64_t t = 0; t < tiles; ++t)
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = t * p.m / tiles;
-        tile<kTileRows>((t + 1) * p.m / tiles - row, Summed{c + i * p.m * row_sums}, Unpacked{unpacked + i * kBlock * kColumns}, x + k, ld, row, steps);
-      }
-  }
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t m = 0; m < p.m; ++m) {
-      I sums[kVectors], exact[kSums];
-      memcpy(sums, c + (i * p.m + m) * row_sums, sizeof sums);
-      by_column(exact, sums);  // one sum a column before it is rounded to float
-      store_exact<T>(p, exact, m, (first + i) * kColumns);
-    }
-}
-
-template <class T>
-inline void some_rows(const Int8LinearParams& p, const Parallel& parallel) {
-#if defined(NPU_AVX512) && !defined(NPU_AMX)
-  int8_linear_bytes<T>(p, parallel);
-#else
-#if defined(NPU_AMX)
-  if (p.m > kTooFewForTiles8) return int8_linear_tiles<T>(p, parallel);
-#endif
-  const int64_t ld = ceil_div(p.k, 4) * 4, count = ceil_div(p.n, kColumns);
-  const int16_t* x = widened(p, ld, parallel);
-  const int64_t together = p.m > 16 ? kPanelsAtATime : 1;
-  const int64_t grain = p.m > 16 ? 1 : panels_a_piece(count, ld * kColumns, parallel);
-  parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) panels<T>(p, x, ld, i * together, lesser(together, count - i * together));
-  });
-#endif
-}
 
 template <class T>
 inline void int8_linear_of(const Int8LinearParams& p, const Parallel& parallel) {
