@@ -118,7 +118,7 @@ def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
     def make(n: int, k: int) -> Layer:
         scale = torch.rand(-(-n // block) * -(-k // block)) if block else torch.rand(n)
         blocks = (block, block) if block else (1, k)
-        weight = torch.randn(n, k).to(torch.float8_e4m3fn)
+        weight = quant_peers.e4m3_weights(n, k)
         return lambda x, w, s: ops.fp8_linear(x, w, s, None, None, min(x_group, k), *blocks), (weight, scale)
 
     return make

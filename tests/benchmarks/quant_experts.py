@@ -114,7 +114,7 @@ def fp8(block: int | None) -> Callable[[], Call]:
     def make() -> Call:
         tensors = []
         for parts, n, k in SIZES:
-            tensors.append(torch.randint(0, 127, (EXPERTS, parts * n, k), dtype=torch.uint8))
+            tensors.append(quant_peers.e4m3_weights(EXPERTS, parts * n, k).view(torch.uint8))
             scales = n if block is None else n // block * (k // block)
             tensors.append(torch.rand(EXPERTS, parts * scales))
         blocks = (-1, 1, WHOLE) if block is None else (block, block, block)

@@ -27,7 +27,21 @@ except ImportError:
 
 HAS_TILES = torch.cpu._is_amx_tile_supported()
 
-__all__ = ["experts_fp8", "experts_int4", "experts_int8", "experts_mxfp4", "layers_fp8", "layers_int4", "layers_int8"]
+__all__ = [
+    "e4m3_weights",
+    "experts_fp8",
+    "experts_int4",
+    "experts_int8",
+    "experts_mxfp4",
+    "layers_fp8",
+    "layers_int4",
+    "layers_int8",
+]
+
+
+def e4m3_weights(*size: int) -> torch.Tensor:
+    """Weights as a quantiser leaves them: the largest of them are as large as e4m3 goes."""
+    return (torch.randn(size) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def layers_int4(group: int, zeros: bool) -> list[Maker]:
@@ -80,7 +94,7 @@ def layers_fp8(block: int) -> list[Maker]:
     """Weights of 8-bit floats with scales of blocks or, for 0, one for all."""
 
     def make(n: int, k: int) -> Layer:
-        weight = torch.ops._C.convert_weight_packed(torch.randn(n, k).to(torch.float8_e4m3fn))
+        weight = torch.ops._C.convert_weight_packed(e4m3_weights(n, k))
         scale = torch.rand(n // block if block else 1, k // 128)
         size = [block or n, 128]
         return lambda x, w, s: torch.ops._C.fp8_scaled_mm_cpu(x, w, s, size, None, x.dtype, True), (weight, scale)
@@ -94,8 +108,7 @@ def experts_fp8(experts: int, hidden: int, width: int) -> Experts | None:
         return None
     weights, scales = [], []
     for n, k in ((2 * width, hidden), (hidden, width)):
-        whole = torch.randint(0, 127, (experts, n, k), dtype=torch.uint8).view(torch.float8_e4m3fn)
-        weights.append(torch.ops._C.convert_weight_packed(whole))
+        weights.append(torch.ops._C.convert_weight_packed(e4m3_weights(experts, n, k)))
         scales.append(torch.rand(experts, n // 128, k // 128))
     return _experts(weights, peer.CPUQuantMethod.FP8_W8A16, scales, block=[128, 128])
 

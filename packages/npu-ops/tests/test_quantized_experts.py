@@ -130,9 +130,9 @@ def test_experts(isa, dtype, name, shape):
     layer.check(layer.run())
 
 
-@pytest.mark.parametrize("name", ["int4", "int4-zeros", "int4-channel", "int8-weights", "mxfp4"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_many_tokens_an_expert(isa, name):
-    """So many that weights are scaled for them on AMX, those of channels too; in one expert, and too few in another."""
+    """So many that they go another way on AMX, weights of channels too; in one expert, and too few in another."""
     layer = Layer(name, torch.bfloat16, 150, 160, 96, 3, 1)
     layer.ids[:] = (torch.arange(150) >= 140).int()[:, None] + 1
     layer.check(layer.run())

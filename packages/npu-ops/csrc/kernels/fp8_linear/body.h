@@ -259,7 +259,7 @@ inline void many_columns(const Fp8LinearParams& p, const X* x, int64_t ldx, int6
 }
 
 template <class T, class X>
-inline void many_rows(const Fp8LinearParams& p, const X* x, int64_t ldx, const Parallel& parallel) {
+inline void by_panels(const Fp8LinearParams& p, const X* x, int64_t ldx, const Parallel& parallel) {
   parallel(ceil_div(p.n, kColumns), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) many_columns<T>(p, x, ldx, i * kColumns, lesser(kColumns, p.n - i * kColumns));
   });
@@ -287,9 +287,9 @@ inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
     part.out = static_cast<T*>(p.out) + first * p.ldo;
     part.m = count;
     if (batch_invariant()) return few_rows<T>(part, parallel);
-    if (!p.x_group) return many_rows<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
+    if (!p.x_group) return by_panels<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
     const float* x = floats_of<T>(part, p.k, parallel);
-    many_rows<T>(part, x, p.k, parallel);
+    by_panels<T>(part, x, p.k, parallel);
   });
 }
 
