@@ -203,6 +203,9 @@ NPU_EMULATED_CALL __m512i permutexvar_epi16(__m512i index, __m512i x) {
   for (int i = 0; i < 32; ++i) to[i] = from[at[i] & 31];
   return as<__m512i>(to);
 }
+NPU_EMULATED_INLINE __m512i subs_epu16(__m512i a, __m512i b) {
+  return whole<__m512i>(_mm256_subs_epu16(half<__m256i>(a, 0), half<__m256i>(b, 0)), _mm256_subs_epu16(half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
 NPU_EMULATED_INLINE uint64_t testn_epi8_mask(__m512i a, __m512i b) {
   typedef uint8_t U8 __attribute__((vector_size(64)));
   auto both = elements<uint8_t>((__m512i)((U8)a & (U8)b));
@@ -294,6 +297,7 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_dpbusd_epi32 npu_ops::emulated::dpbusd_epi32
 #define _mm512_permutexvar_epi32 npu_ops::emulated::permutexvar_epi32
 #define _mm512_permutexvar_epi16 npu_ops::emulated::permutexvar_epi16
+#define _mm512_subs_epu16 npu_ops::emulated::subs_epu16
 #define _mm512_testn_epi8_mask npu_ops::emulated::testn_epi8_mask
 #define _mm512_shuffle_epi8 npu_ops::emulated::shuffle_epi8
 #undef _mm512_mask_blend_epi16

@@ -303,7 +303,7 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
 #if defined(NPU_AMX)
   if constexpr (__is_same(T, bf16))
-    if (p.m > kTooFewForByteTiles && scales_weights(p.m, p.group)) return scaled_weights<Source>(p, parallel);
+    if (scales_weights(p.format, p.m, p.group)) return scaled_weights<Source>(p, parallel);
   if (p.m * kDigits<T> > kTooFewForByteTiles) {
     const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
     parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
