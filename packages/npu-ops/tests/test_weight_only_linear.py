@@ -77,8 +77,8 @@ def test_scale_dtypes_order_and_reference(ops, isa, dtype, scale_dtype, zeros, r
     layer.check(layer(weight_only_linear.reference, x), x)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 11, 40])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160)])
+@pytest.mark.parametrize("rows", [1, 3, 17, 40])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160), (70, 1024 + 32)])
 def test_mxfp4(ops, isa, dtype, rows, n, k):
     """Every code and, among the scales, the smallest, which is a subnormal float."""
     layer = Layer(n, k, 32)
@@ -93,6 +93,12 @@ def test_mxfp4(ops, isa, dtype, rows, n, k):
     torch.testing.assert_close(panels.dequantize(layer.weight, layer.scales, None, n, k, 32).double(), layer.exact)
     x = torch.randn(rows, k).to(dtype)
     layer.check(layer(ops.weight_only_linear, x), x)
+    native.set_batch_invariant(on=True)
+    try:
+        alone = [layer(ops.weight_only_linear, row) for row in x.split(1)]
+        assert torch.equal(layer(ops.weight_only_linear, x), torch.cat(alone))
+    finally:
+        native.set_batch_invariant(on=False)
 
 
 @pytest.mark.parametrize("rows", [1, 40])
