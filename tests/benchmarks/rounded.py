@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-NAME = "4-bit"
+NAMES = NAME, FP8, INT8 = "4-bit", "fp8", "int8"
 PACKED, HEAD_OF_8_BITS = "W4A16", "W4A16, head of 8 bits"
 GGUF = ("Q4_0", "Q4_K_M")
 LAYERS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj)"
@@ -30,10 +30,18 @@ SCHEMES: dict[str, dict[str, Any]] = {
 _HEAD: dict[str, Any] = {"weights": {"num_bits": 8, "strategy": "channel", **_INTEGERS}, "format": "pack-quantized"}
 
 
-def write_models(folder: Path, programs: str | None) -> None:
-    """Round the checkpoint in the folder, and its model.gguf with llama.cpp's program where there is one."""
+def write_models(folder: Path, weights: str, programs: str | None) -> None:
+    """Round the checkpoint in the folder, to 4 bits its model.gguf too, with llama.cpp's program where there is one."""
     from tests.support import quantized
 
+    if weights != NAME:
+        place = folder / weights
+        if weights == FP8:
+            quantized.fp8_blocks(place, folder)
+        else:
+            quantized.compressed(place, {LAYERS: SCHEMES["W8A8"]}, folder)
+        shutil.rmtree(place / "exact", ignore_errors=True)
+        return
     schemes = {LAYERS: SCHEMES[PACKED]}
     quantized.compressed(folder / PACKED, schemes, folder)
     quantized.compressed(folder / HEAD_OF_8_BITS, schemes | {"lm_head": _HEAD}, folder)

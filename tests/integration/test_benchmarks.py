@@ -276,6 +276,16 @@ def test_contestants_of_four_bits_take_their_own_models(tmp_path):
     assert len(CHOICES[options.cases]) == len({case.name for case in CHOICES[options.cases]})
 
 
+@pytest.mark.parametrize("weights", [rounded.FP8, rounded.INT8])
+def test_eight_bits_are_beside_the_same_of_vllm(tmp_path, weights):
+    options = engine.parse(["--weights", weights, "--peer-python", sys.executable])
+    chosen = engine.contestants(options)
+    assert options.contestants == ["npu", "vllm"]
+    assert all(str(tmp_path / weights) in one.command(tmp_path, options.cases) for one in chosen.values())
+    beside = record(turn("npu", 1, 0.25), turn("vllm", 1, 0.5)) | {"weights": weights}
+    assert {bar.measured for bar in judged(beside) if bar.what == "prefill 512"} == {"2.00x vllm"}
+
+
 @pytest.mark.parametrize("suite", [engine, features, serve])
 def test_every_suite_has_its_contestants(suite):
     chosen = engine.contestants(suite.parse(["--peer-python", sys.executable]))
