@@ -7,6 +7,7 @@
 
 #include "dispatch/batch_invariance.h"
 #include "kernels/fp8_linear/fp8_linear.h"
+#include "vector/e4m3_rows.h"
 #include "vector/gemm.h"
 #include "vector/parts.h"
 
@@ -61,9 +62,51 @@ NPU_INLINE void order_step(float* out, const float* x, F scale) {
   store(out + 2 * W, c * scale);
   store(out + 3 * W, d * scale);
 }
+#elif defined(NPU_AMX)
+// 64 weights become bf16 by bytes, and then the floats of their upper and lower halves: x is in the order of their places.
+template <>
+struct RowDot<e4m3> {
+  static constexpr int kStep = kCodesAtATime, kParts = 4;
+};
+constexpr float kLiftOfFew = 1, kFactorOfFew = 1;
+NPU_INLINE void order_step(float* out, const float* x, F scale) {
+  F v[4];
+  for (int i = 0; i < 4; ++i) {  // of each 16 the four of a part beside one another
+    const F of = load(x + i * W) * scale;
+    v[i] = __builtin_shufflevector(of, of, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+  }
+  for (int i = 0; i < 4; ++i)
+    for (int part = 0; part < 4; ++part) memcpy(out + part * W + i * 4, reinterpret_cast<const char*>(&v[i]) + part * 16, 16);
+}
+
+// As row_dots.
+template <int R, int M>
+NPU_INLINE void code_dots(F (&acc)[R][M], const e4m3* const (&w)[R], const float* x, int64_t ldx, int64_t k, int64_t ahead) {
+  for (int64_t j = 0; j < k; j += kCodesAtATime)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* codes = &w[r]->bits + j;
+      if (ahead) __builtin_prefetch(codes + ahead, 0, 2);
+      __m512i v[2];
+      widen_e4m3(v, load_e4m3(codes, k - j));
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) {
+        const U u = (U)v[part / 2];
+        const F of = from_bits(part % 2 ? u & 0xffff0000u : u << 16);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) acc[r][m] = fma(of, load(x + m * ldx + j + part * W), acc[r][m]);
+      }
+    }
+}
 #else
 constexpr float kLiftOfFew = 1, kFactorOfFew = kFactor;
 NPU_INLINE void order_step(float* out, const float* x, F scale) { store(out, load(x) * scale); }
+#endif
+#if !defined(NPU_AMX)
+template <int R, int M>
+NPU_INLINE void code_dots(F (&acc)[R][M], const e4m3* const (&w)[R], const float* x, int64_t ldx, int64_t k, int64_t ahead) {
+  row_dots<e4m3, R, M>(acc, w, x, ldx, k, ahead);
+}
 #endif
 
 }  // namespace
@@ -113,7 +156,7 @@ __attribute__((noinline)) void batch_rows(const Fp8LinearParams& p, const float*
       const e4m3* w[N];
       for (int i = 0; i < N; ++i) w[i] = reinterpret_cast<const e4m3*>(p.w) + (r + i) * p.ldw + k;
       F acc[N][M] = {};
-      row_dots<e4m3, N, M>(acc, w, x + m * ldx + k, ldx, left, ahead * p.ldw);
+      code_dots<N, M>(acc, w, x + m * ldx + k, ldx, left, ahead * p.ldw);
       for (int i = 0; i < N; ++i)
         for (int j = 0; j < M; ++j) sums[j][r - n + i] += sum(acc[i][j]);
     };
