@@ -11,7 +11,13 @@ from npu_ops import native
 from npu_ops.definitions.fp8_linear import fp8_linear
 
 # rows and elements of a scale's block; None: all
-BLOCKS = {"tensor": (None, None), "channel": (1, None), "block": (128, 128), "small-block": (32, 64)}
+BLOCKS = {
+    "tensor": (None, None),
+    "channel": (1, None),
+    "block": (128, 128),
+    "small-block": (32, 64),
+    "least-block": (32, 32),
+}
 
 
 def layer(n, k, block):

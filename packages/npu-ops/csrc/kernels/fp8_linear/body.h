@@ -50,8 +50,10 @@ struct RowDot<e4m3> {
 };
 constexpr float kLiftOfFew = 0x1p56f, kFactorOfFew = 0x1p64f;  // the lift keeps products away from where floats end
 
-// kStep values of x, times `scale`
-NPU_INLINE void order_step(float* out, const float* x, F scale) {
+// kStep values of x, times their scales; scale_of(i): of the 32 around the i-th
+template <class ScaleOf>
+NPU_INLINE void order_step(float* out, const float* x, const ScaleOf& scale_of) {
+  const F scale = scale_of(0);
   F a = load(x), b = load(x + W), c = load(x + 2 * W), d = load(x + 3 * W);
   deinterleave(a, b);
   deinterleave(c, d);
@@ -69,10 +71,11 @@ struct RowDot<e4m3> {
   static constexpr int kStep = kCodesAtATime, kParts = 4;
 };
 constexpr float kLiftOfFew = 1, kFactorOfFew = 1;
-NPU_INLINE void order_step(float* out, const float* x, F scale) {
+template <class ScaleOf>
+NPU_INLINE void order_step(float* out, const float* x, const ScaleOf& scale_of) {
   F v[4];
   for (int i = 0; i < 4; ++i) {  // of each 16 the four of a part beside one another
-    const F of = load(x + i * W) * scale;
+    const F of = load(x + i * W) * scale_of(i * W);
     v[i] = __builtin_shufflevector(of, of, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
   }
   for (int i = 0; i < 4; ++i)
@@ -100,7 +103,10 @@ NPU_INLINE void code_dots(F (&acc)[R][M], const e4m3* const (&w)[R], const float
 }
 #else
 constexpr float kLiftOfFew = 1, kFactorOfFew = kFactor;
-NPU_INLINE void order_step(float* out, const float* x, F scale) { store(out, load(x) * scale); }
+template <class ScaleOf>
+NPU_INLINE void order_step(float* out, const float* x, const ScaleOf& scale_of) {
+  store(out, load(x) * scale_of(0));
+}
 #endif
 #if !defined(NPU_AMX)
 template <int R, int M>
@@ -183,7 +189,8 @@ NPU_INLINE void order_rows(const Fp8LinearParams& p, float* to, const float* x, 
   const float* scale = scales_of(p, n);
   for (int64_t m = 0; m < p.m; ++m)
     for (int64_t k = 0; k < p.k; k += RowDot<e4m3>::kStep)
-      order_step(to + m * ldx + k, x + m * ldx + k, set1(kLiftOfFew * (blocks ? scale[k / p.block_k] : 1.f)));
+      order_step(to + m * ldx + k, x + m * ldx + k,
+                 [&](int64_t i) { return set1(kLiftOfFew * (blocks && k + i < p.k ? scale[(k + i) / p.block_k] : 1.f)); });
 }
 
 // |x| up to 448 to the nearest e4m3 value, NaN to NaN
