@@ -2,7 +2,7 @@
 //
 // A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
 // take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 the few rows' weights are moved to
-// where a float has its bits, which is a factor of 2^-120.
+// where a float has its bits, which is a factor of 2^-120; on AMX they become bf16 by bytes (vector/e4m3_rows.h), as those of tiles do.
 #pragma once
 
 #include "dispatch/batch_invariance.h"
