@@ -191,6 +191,9 @@ NPU_INLINE void unpack_block(int16_t* out, const Source& w, int64_t steps) {
   }
 }
 
+// From a row of 16-bit integers to the next, elements: an odd number of lines, or the rows of a block would share a few sets of the caches.
+NPU_INLINE int64_t digits_length(int64_t k) { return (ceil_div(k, 32) | 1) * 32; }
+
 // ---- a block of k: the sums of M rows by V vectors of eight columns, from policy.start, a row's handed to policy.add ----
 // Not inlined: the loop needs all registers, and what its surroundings keep in them would drive a sum into memory.
 template <int M, int V, class Source, class Policy>

@@ -279,7 +279,7 @@ inline Digits room_for_digits(int slot, int64_t rows, int64_t k, int64_t group, 
   d.block = lesser(ceil_div(group, 4) * 4, kBlock);
   d.blocks = ceil_div(k, d.block);
   d.stride = ceil_div(d.block, unit) * unit;
-  d.ld = d.blocks * d.stride;
+  d.ld = unit > 4 ? d.blocks * d.stride : digits_length(d.blocks * d.stride);
   if (unit > 4) d.ld += unit / 2, rows += 16;  // no power of two, or rows would share a few sets of the cache; tiles load rows behind the last
   rows *= kDigits<T>;
   d.room = rows;
