@@ -127,6 +127,9 @@ IN_BFLOAT16 = {
     "int8-online": "the engine rounds the weights in its own dtype, and what it holds as a bfloat16 is the truth here",
     "modelopt-mxfp8": "vLLM takes ModelOpt's MXFP8 in bfloat16 alone",
 }
+# In float16 one step of gpt-oss has its second and third expert 0.0008 apart, where transformers' own logits are off by 0.01.
+IN_DOUBT = ("gpt-oss",)
+MARGIN = 0.002  # of a chance, by which an expert is beyond doubt there
 DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)]
 
 
@@ -161,7 +164,8 @@ def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.d
     ran = run.implementations("RoutedExperts")
     assert all(any(how.startswith(wanted) for how in ran) for wanted in CASES[name].runs), ran
     assert len(ran) == len(CASES[name].runs), ran
-    exact, rounded = (
-        judges.of_model(quantized_experts.exact_model(checkpoints[name], kind)) for kind in (torch.float32, dtype)
-    )
-    truth.of_logprobs(exact, rounded, judges.requests(ASKED), run.rounds[0]).assert_most_within(1.5)
+    both = [quantized_experts.exact_model(checkpoints[name], kind) for kind in (torch.float32, dtype)]
+    sure = judges.of_experts(both[0], MARGIN) if name in IN_DOUBT else None
+    errors = truth.of_logprobs(*map(judges.of_model, both), judges.requests(ASKED), run.rounds[0], sure)
+    assert errors.sure is None or errors.sure.float().mean() > 0.8
+    errors.assert_most_within(1.5)

@@ -14,13 +14,14 @@ import torch
 import transformers
 
 from tests.support import adapters, multimodal
-from tests.support.transformers_reference import load, next_token_logprobs
+from tests.support.transformers_reference import load, next_token_logprobs, sure_of_experts
 
 __all__ = [
     "Embedder",
     "Judge",
     "embedder",
     "of_adapters",
+    "of_experts",
     "of_images",
     "of_recordings",
     "of_seeing",
@@ -53,6 +54,15 @@ def of_model(model: torch.nn.Module, cache: Callable[[], transformers.Cache] | N
     def judge(request: dict[str, Any], output: list[int]) -> torch.Tensor:
         kept = {} if cache is None else {"past_key_values": cache()}
         return next_token_logprobs(model, request["prompts"], output, **kept)
+
+    return judge
+
+
+def of_experts(model: torch.nn.Module, margin: float) -> Judge:
+    """Judge not the tokens but, as bool [len(continuation)], whether a mixture's experts are chosen by such a margin."""
+
+    def judge(request: dict[str, Any], output: list[int]) -> torch.Tensor:
+        return sure_of_experts(model, request["prompts"], output, margin)
 
     return judge
 

@@ -40,11 +40,13 @@ def sure_of_experts(model: torch.nn.Module, prompt: list[int], output: list[int]
 
     def look(router: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: object) -> None:
         rows = inputs[0].reshape(-1, inputs[0].shape[-1])[len(prompt) - 1 :]
-        chances = (rows @ router.weight.T).softmax(-1).sort(-1, descending=True).values
+        logits = torch.nn.functional.linear(rows, router.weight, getattr(router, "bias", None))
+        chances = logits.softmax(-1).sort(-1, descending=True).values
         last = model.config.num_experts_per_tok - 1
         sure.logical_and_(chances[:, last] - chances[:, last + 1] > margin)
 
-    hooks = [module.register_forward_hook(look) for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    routers = [module for name, module in model.named_modules() if name.endswith(("mlp.gate", "mlp.router"))]
+    hooks = [router.register_forward_hook(look) for router in routers]
     model(torch.tensor([prompt + output[:-1]]))
     for hook in hooks:
         hook.remove()
