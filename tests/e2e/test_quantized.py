@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support import judges, modelopt, quantized, truth
+from tests.support import judges, modelopt, quantized, quark, truth
 from tests.support.engine_run import EngineRun, run_engine, run_scenarios
 from tests.support.quantized import Rounding
 
@@ -103,6 +103,23 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     ),
     "fp8-blocks": quantized.fp8_blocks,
     **{f"modelopt-{name}": functools.partial(modelopt.checkpoint, algorithm=name.upper()) for name in MODELOPT},
+    "modelopt-mixed": lambda folder: modelopt.mixed(
+        folder, {r".*\.0\..*_proj": "FP8", r".*\.1\..*_proj": "NVFP4", r".*\.2\.mlp\..*_proj": "MXFP8"}
+    ),
+    "auto-round": lambda folder: quantized.auto_round(
+        folder,
+        Rounding(group=64),
+        {r".*\.0\.self_attn\.[qkv]_proj": Rounding(bits=8, group=32), r".*\.1\.mlp\.down_proj": None},
+    ),
+    "quark": lambda folder: quark.checkpoint(
+        folder,
+        {
+            r".*\.0\..*_proj": "fp8",
+            r".*\.1\.self_attn\..*_proj": "int8",
+            r".*\.1\.mlp\..*_proj": "int4",
+            r".*\.2\.mlp\..*_proj": "mxfp4",
+        },
+    ),
     "fp8-online": lambda folder: quantized.online(folder, *ONLINE),
     "int8-online": quantized.online_int8,
 }
@@ -151,6 +168,18 @@ RUNS = {
     "modelopt-fp8": {FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR},
     "modelopt-nvfp4": {"npu_ops::weight_only_linear (nvfp4 in 8 bits)"},
     "modelopt-mxfp8": {"npu_ops::linear (mxfp8, dequantised when loaded)"},
+    "modelopt-mixed": {
+        *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
+        "npu_ops::weight_only_linear (nvfp4 in 8 bits)",
+        "npu_ops::linear (mxfp8, dequantised when loaded)",
+    },
+    "quark": {
+        *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
+        "npu_ops::int8_linear (dynamic activations)",
+        INTEGERS("uint4b8", "groups of 32"),
+        "npu_ops::weight_only_linear (mxfp4)",
+    },
+    "auto-round": {INTEGERS("uint4b8", "groups of 64"), INTEGERS("uint8b128", "groups of 32")},
     "fp8-online": {
         *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
         *(FP8(f"blocks of 1 x {columns}, rounded activations") for columns in (256, 512)),

@@ -115,12 +115,26 @@ CASES: dict[str, Case] = {
     "modelopt-fp8": Case(lambda folder: quantized_experts.by_modelopt(folder, "FP8"), (FP8,)),
     "modelopt-nvfp4": Case(lambda folder: quantized_experts.by_modelopt(folder, "NVFP4"), (NVFP4_RUNS,)),
     "modelopt-mxfp8": Case(lambda folder: quantized_experts.by_modelopt(folder, "MXFP8"), (MXFP8_RUNS,)),
+    "modelopt-mixed": Case(
+        lambda folder: quantized_experts.mixed_by_modelopt(folder, ["FP8", "NVFP4"]), (FP8, NVFP4_RUNS)
+    ),
+    "auto-round": Case(
+        lambda folder: quantized_experts.auto_round(folder, [Rounding(group=64), Rounding(bits=8, group=32)]),
+        (INTEGERS(4), INTEGERS(8)),
+    ),
+    "quark": Case(
+        lambda folder: quantized_experts.by_quark(folder, ["fp8", "int8", "mxfp4"]),
+        (FP8, INT8, "npu_ops::weight_only_experts (mxfp4)"),
+    ),
     "gpt-oss": Case(quantized_experts.gpt_oss, ("npu_ops::weight_only_experts (mxfp4)",)),
 }
 BY_NIGHT = (
     "mxfp8",
     "modelopt-nvfp4",
     "modelopt-mxfp8",
+    "modelopt-mixed",
+    "auto-round",
+    "quark",
 )  # others by day have their kernels, or their checkpoints' layout
 NAMES = [pytest.param(name, marks=pytest.mark.nightly if name in BY_NIGHT else ()) for name in CASES]
 IN_BFLOAT16 = {

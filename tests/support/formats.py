@@ -63,6 +63,9 @@ _SCALES_OF_8 = {"scale_dtype": "torch.uint8"}
 FORMATS: dict[str, Format] = {
     "AWQ": Format(lambda folder, model: quantized.awq(folder, Rounding(group=32, symmetric=False), model, LAYERS)),
     "GPTQ": Format(lambda folder, model: quantized.gptq(folder, Rounding(group=32), model, LAYERS)),
+    "AutoRound": Format(
+        lambda folder, model: quantized.auto_round(folder, Rounding(group=32, symmetric=False), {}, model, LAYERS)
+    ),
     "W4A16": _compressed(_FOUR, "pack-quantized"),
     "W8A16": _compressed({"num_bits": 8, "strategy": "channel", **_INTEGERS}, "pack-quantized"),
     "W4A8": _compressed(_FOUR, "int-quantized", _BY_TOKEN | _INTEGERS),

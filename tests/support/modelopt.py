@@ -1,4 +1,4 @@
-"""Makes checkpoints as NVIDIA's ModelOpt writes them: fp8 by tensor, NVFP4 and MXFP8; what they mean lies in `exact`.
+"""Makes checkpoints as NVIDIA's ModelOpt writes them: fp8 by tensor, NVFP4, MXFP8, or some of each; what they mean lies in `exact`.
 
 The layouts are those that vLLM documents for it (`model_executor/layers/quantization/modelopt.py`): the names of
 compressed-tensors' formats are others, and NVFP4's scale of a whole matrix is the inverse of the one there.
@@ -6,6 +6,7 @@ compressed-tensors' formats are others, and NVFP4's scale of a whole matrix is t
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["INPUTS", "checkpoint", "meant", "tensors"]
+__all__ = ["INPUTS", "checkpoint", "meant", "mixed", "says", "tensors"]
 
 INPUTS: dict[str, dict[str, Any] | None] = {
     "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True},
@@ -52,6 +53,27 @@ def checkpoint(folder: Path, algorithm: str, model: Path = quantized.DEMO, layer
     noted = {} if inputs is None else {layers: inputs}
     write = lambda name, weight: tensors(name, weight, algorithm)  # noqa: E731
     return quantized.save(folder, write, config, noted, model=model, layers=layers)
+
+
+def mixed(folder: Path, algorithms: dict[str, str]) -> Path:
+    """Write the demo model with an algorithm for the layers that match each pattern; all others stay as they are."""
+    quantised: dict[str, Any] = {}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        algorithm = next(chosen for pattern, chosen in algorithms.items() if re.match(pattern, name))
+        quantised[name] = says(algorithm)
+        return tensors(name, weight, algorithm)
+
+    noted = {pattern: INPUTS[algorithm] for pattern, algorithm in algorithms.items() if INPUTS[algorithm]}
+    layers = "|".join(algorithms)
+    return quantized.save(folder, write, config | {"quantized_layers": quantised}, noted, layers=layers)
+
+
+def says(algorithm: str) -> dict[str, Any]:
+    """What quantized_layers says of a layer."""
+    sizes = {"NVFP4": 16, "MXFP8": 32}
+    return {"quant_algo": algorithm} | ({"group_size": sizes[algorithm]} if algorithm in sizes else {})
 
 
 def tensors(name: str, weight: Tensor, algorithm: str) -> tuple[dict[str, Tensor], Tensor]:

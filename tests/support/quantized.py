@@ -38,6 +38,9 @@ __all__ = [
     "Rounded",
     "RoundedExperts",
     "Rounding",
+    "auto_round",
+    "auto_round_says",
+    "auto_round_tensors",
     "awq",
     "awq_tensors",
     "bitsandbytes",
@@ -163,6 +166,38 @@ def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor
         "g_idx": r.g_idx,
     }
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, r.exact
+
+
+def auto_round(
+    folder: Path, rounding: Rounding, others: dict[str, Rounding | None], model: Path = DEMO, layers: str = ALL
+) -> Path:
+    """AutoRound's own, in the layout of GPTQ; `others`: layers that are rounded otherwise, or not, by a pattern."""
+    extra = {name: auto_round_says(None) for name in kept(model, layers)}
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
+    config |= {"bits": rounding.bits, "group_size": rounding.group, "sym": rounding.symmetric, "extra_config": extra}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        chosen = next((other for pattern, other in others.items() if re.match(pattern, name)), rounding)
+        if chosen is not rounding:
+            extra[name] = auto_round_says(chosen)
+        return auto_round_tensors(name, weight, chosen)
+
+    return save(folder, write, config, model=model, layers=layers)
+
+
+def auto_round_says(rounding: Rounding | None) -> dict[str, Any]:
+    """What extra_config says of a layer."""
+    if rounding is None:
+        return {"bits": 16, "data_type": "float"}
+    return {"bits": rounding.bits, "group_size": rounding.group, "sym": rounding.symmetric}
+
+
+def auto_round_tensors(name: str, weight: Tensor, rounding: Rounding | None) -> tuple[dict[str, Tensor], Tensor]:
+    """One layer as AutoRound stores it in the layout of GPTQ, which has no order, and what it means."""
+    if rounding is None:
+        return {f"{name}.weight": weight}, weight
+    stored, exact = gptq_tensors(name, rounding(weight), rounding.bits)
+    return {key: tensor for key, tensor in stored.items() if not key.endswith(".g_idx")}, exact
 
 
 def compressed(

@@ -16,12 +16,14 @@ import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-from tests.support import modelopt, models
+from tests.support import modelopt, models, quark
 from tests.support.quantized import (
     NVFP4_RANGE,
     WIDEST,
     RoundedExperts,
     Rounding,
+    auto_round_says,
+    auto_round_tensors,
     awq_tensors,
     decompressed,
     gptq_tensors,
@@ -36,7 +38,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["awq", "by_modelopt", "compressed", "eight", "exact_model", "gpt_oss", "gptq", "packed", "unquantized"]
+__all__ = [
+    "auto_round",
+    "awq",
+    "by_modelopt",
+    "by_quark",
+    "compressed",
+    "eight",
+    "exact_model",
+    "gpt_oss",
+    "gptq",
+    "mixed_by_modelopt",
+    "packed",
+    "unquantized",
+]
 
 STATIC_SCALE = modelopt.STATIC_SCALE
 EXPERT = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
@@ -106,6 +121,50 @@ def by_modelopt(folder: Path, algorithm: str) -> Path:
     config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["*self_attn*", "*mlp.gate", "lm_head"]}
     write = lambda name, weight: modelopt.tensors(name, weight, algorithm)  # noqa: E731
     return _note_inputs(_qwen3(folder, write, config, num_hidden_layers=2), [modelopt.INPUTS[algorithm]] * 2)
+
+
+def mixed_by_modelopt(folder: Path, algorithms: list[str]) -> Path:
+    """ModelOpt's layout, by an algorithm for the experts of each layer."""
+    quantised: dict[str, Any] = {}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        quantised[name] = modelopt.says(algorithms[_layer(name)])
+        return modelopt.tensors(name, weight, algorithms[_layer(name)])
+
+    config |= {"quantized_layers": quantised}
+    made = _qwen3(folder, write, config, num_hidden_layers=len(algorithms))
+    return _note_inputs(made, [modelopt.INPUTS[algorithm] for algorithm in algorithms])
+
+
+def auto_round(folder: Path, roundings: list[Rounding]) -> Path:
+    """AutoRound's own layout: a rounding for the experts of each layer, of which the first is the checkpoint's."""
+    first = roundings[0]
+    whole = [*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate"]
+    names = [f"model.layers.{layer}.{name}" for layer in range(len(roundings)) for name in whole]
+    extra = dict.fromkeys(names, auto_round_says(None))
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
+    config |= {"bits": first.bits, "group_size": first.group, "sym": first.symmetric, "extra_config": extra}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        rounding = roundings[_layer(name)]
+        extra[name] = auto_round_says(rounding)
+        return auto_round_tensors(name, weight, rounding)
+
+    return _qwen3(folder, write, config, num_hidden_layers=len(roundings))
+
+
+def by_quark(folder: Path, schemes: list[str]) -> Path:
+    """Quark's layout, by a scheme for the experts of each layer."""
+    named = {f"*layers.{layer}.mlp.experts*": quark.SAYS[scheme] for layer, scheme in enumerate(schemes)}
+    config = quark.config(named, ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"])
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        stored, exact = quark.tensors(schemes[_layer(name)], weight)
+        return {f"{name}.{key}": tensor for key, tensor in stored.items()}, exact
+
+    made = _qwen3(folder, write, config, num_hidden_layers=len(schemes))
+    return _note_inputs(made, [quark.INPUTS.get(scheme) for scheme in schemes])
 
 
 def unquantized(

@@ -197,10 +197,8 @@ def test_quantisation_needs_a_registered_kernel(monkeypatch: pytest.MonkeyPatch)
         NPUPlatform.verify_quantization("auto_awq")
     linear.register_linear_kernel(linear.CPUWNA16LinearKernel, PlatformEnum.OOT)
     NPUPlatform.verify_quantization("auto_awq")
-    with pytest.raises(
-        UnsupportedFeatureError, match="no kernels for modelopt_mixed checkpoints: quantise with one of"
-    ):
-        NPUPlatform.verify_quantization("modelopt_mixed")
+    with pytest.raises(UnsupportedFeatureError, match="no kernels for torchao checkpoints: quantise with one of"):
+        NPUPlatform.verify_quantization("torchao")
     NPUPlatform.verify_quantization("of_a_plugin")
 
 

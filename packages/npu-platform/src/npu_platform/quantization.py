@@ -25,8 +25,8 @@ _WEIGHT_ONLY, _INT8, _FP8, _FP8_BLOCK, _MXFP4, _MXFP8, _NVFP4 = (
 )
 # Method, as vLLM names it -> the tables one of which must name a kernel for this platform.
 TABLES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("auto_awq", "awq", "awq_marlin", "auto_gptq", "gptq", "gptq_marlin"), (_WEIGHT_ONLY,)),
-    "compressed-tensors": (_WEIGHT_ONLY, _INT8, _FP8, _MXFP4, _MXFP8, _NVFP4),
+    **dict.fromkeys(("auto_awq", "awq", "awq_marlin", "auto_gptq", "gptq", "gptq_marlin", "inc"), (_WEIGHT_ONLY,)),
+    **dict.fromkeys(("compressed-tensors", "quark"), (_WEIGHT_ONLY, _INT8, _FP8, _MXFP4, _MXFP8, _NVFP4)),
     "fp8": (_FP8,),
     "fp8_per_tensor": (_FP8,),
     "fp8_per_channel": (_FP8,),
@@ -37,6 +37,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "modelopt": (_FP8,),
     "modelopt_fp4": (_NVFP4,),
     "modelopt_mxfp8": (_MXFP8,),
+    "modelopt_mixed": (_FP8, _MXFP8, _NVFP4),
 }
 
 

@@ -1,4 +1,4 @@
-"""Gives the experts of ModelOpt's checkpoints (NVIDIA's fp8, NVFP4 and MXFP8) their kernels.
+"""Gives the experts of ModelOpt's checkpoints (NVIDIA's fp8, NVFP4 and MXFP8, or some of each) their kernels.
 
 Their linear layers choose among registered kernels anyway.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.modelopt import (
+    LINEAR_ALGOS,
     ModelOptFp8Config,
     ModelOptFp8MoEMethod,
     ModelOptLinearMethod,
+    ModelOptMixedPrecisionConfig,
     ModelOptMxFp8Config,
     ModelOptMxFp8FusedMoE,
     ModelOptNvFp4Config,
@@ -110,7 +113,40 @@ class NpuModelOptMxfp8Config(ModelOptMxFp8Config):
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a layer."""
+        return _unloaded_scales_are_nan(super().get_quant_method(layer, prefix))
+
+
+@register_quantization_config("modelopt_mixed")
+class NpuModelOptMixedConfig(ModelOptMixedPrecisionConfig):
+    """ModelOptMixedPrecisionConfig, an algorithm for each layer, whose experts take npu-ops' kernels."""
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        """Return the method of a layer.
+
+        Raises UnsupportedLayerError for what has no kernel.
+        """
+        algorithm = None if self.is_layer_excluded(prefix) else self._resolve_quant_algo(prefix)
+        is_mixture = isinstance(layer, RoutedExperts)
+        known = EXPERTS if is_mixture else LINEAR_ALGOS
+        if algorithm is not None and algorithm not in known:
+            msg = f"{prefix} has ModelOpt's {algorithm}, which has no kernel: quantise it by one of {', '.join(known)}."
+            raise UnsupportedLayerError(msg)
+        if is_mixture and algorithm is not None:
+            method, config = EXPERTS[algorithm]
+            return method(getattr(self, config), layer.moe_config)
         method = super().get_quant_method(layer, prefix)
-        if type(method) is not ModelOptLinearMethod:
-            return method
-        return NpuModelOptMxfp8Linear(method.spec, method.ctx, method.fmt)
+        return _unloaded_scales_are_nan(method) if algorithm == "MXFP8" else method
+
+
+EXPERTS: dict[str, tuple[Any, str]] = {
+    "FP8": (NpuModelOptFp8Experts, "fp8_config"),
+    "NVFP4": (NpuModelOptNvfp4Experts, "nvfp4_config"),
+    "W4A16_NVFP4": (NpuModelOptNvfp4Experts, "w4a16_nvfp4_config"),
+    "MXFP8": (NpuModelOptMxfp8Experts, "mxfp8_config"),
+}
+"""By algorithm the method of a mixture, and the part of a mixed configuration that it takes."""
+
+
+def _unloaded_scales_are_nan(method: Any) -> Any:
+    is_linear = type(method) is ModelOptLinearMethod
+    return NpuModelOptMxfp8Linear(method.spec, method.ctx, method.fmt) if is_linear else method
