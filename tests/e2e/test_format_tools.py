@@ -47,6 +47,8 @@ RUNS = {
     "ModelOpt NVFP4": "npu_ops::weight_only_linear (nvfp4 in 8 bits)",
     "ModelOpt MXFP8": "npu_ops::linear (mxfp8, dequantised when loaded)",
     "AutoRound GPTQ": INTEGERS("uint4b8", "groups of 64"),
+    "AutoRound": INTEGERS("uint4b8", "groups of 64"),
+    "AutoRound with zero points": INTEGERS("uint4", "groups of 64"),
     "AutoRound AWQ": INTEGERS("uint4", "groups of 64"),
     "bitsandbytes NF4": "npu_ops::linear",
     "bitsandbytes FP4": "npu_ops::linear",

@@ -116,6 +116,8 @@ MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "llm-compressor GPTQ W4A16": functools.partial(_llm_compressor, scheme="W4A16", by="GPTQModifier"),
     **{f"ModelOpt {name}": functools.partial(_modelopt, config=config) for name, config in _MODELOPT.items()},
     "AutoRound GPTQ": functools.partial(_auto_round, form="auto_gptq", symmetric=True),
+    "AutoRound": functools.partial(_auto_round, form="auto_round", symmetric=True),
+    "AutoRound with zero points": functools.partial(_auto_round, form="auto_round", symmetric=False),
     "AutoRound AWQ": functools.partial(_auto_round, form="auto_awq", symmetric=False),
     "bitsandbytes NF4": functools.partial(
         _bitsandbytes, **_FOUR_BITS, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True

@@ -122,6 +122,10 @@ def _awq(config: dict[str, Any], _: Path) -> Reader:
     return lambda _, parts: _integers(order(parts["qweight"]), order(parts["qzeros"]), parts), {}
 
 
+def _auto_round(config: dict[str, Any], folder: Path) -> Reader:
+    return (_awq if config["packing_format"] == "auto_round:auto_awq" else _gptq)(config, folder)
+
+
 def _integers(codes: Tensor, zeros: Tensor, parts: dict[str, Tensor]) -> Tensor:
     """codes: [K, N]; zeros and the scales in parts: [groups, N]."""
     size = len(codes) // len(zeros)
@@ -145,5 +149,6 @@ _READERS: dict[str, Callable[[dict[str, Any], Path], Reader]] = {
     "modelopt": _modelopt,
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "bitsandbytes": _bitsandbytes,
 }
