@@ -47,7 +47,7 @@ likewise:
 |---|---|
 | llm-compressor 0.14.0.1 | W4A16 by GPTQ, W8A16, W4A8, W8A8, fp8 by tensor, by channel and by block, NVFP4 with and without inputs, MXFP4, MXFP8 |
 | ModelOpt 0.47.0 | fp8 by tensor, by channel and by block, NVFP4, MXFP8 |
-| AutoRound 0.15.1 | GPTQ and AWQ |
+| AutoRound 0.15.1 | its own format, symmetric and with zero points; GPTQ and AWQ |
 | bitsandbytes 0.50.2 | NF4 with nested scales, FP4, int8 |
 
 fp8 by tensor: where a tool gives the projections of a layer scales of their own (llm-compressor does, ModelOpt does not), vLLM
@@ -58,8 +58,8 @@ rounds the weights again to the largest of them when it loads, on any device; th
 | AWQ by llm-compressor, NVFP4 by ModelOpt's AWQ | they pin memory for an accelerator, or ask for CUDA by name |
 | AWQ by GPTQModel 7.6.0 | `AWQ: CUDA is not available` |
 | GPTQ by GPTQModel 7.6.0 | on two cores its pool of threads ends with a ValueError; it was not tried on more |
+| mixed precision by ModelOpt, Quark | not tried with these tools; `tests/e2e/test_quantized.py` and `test_quantized_experts.py` have checkpoints in their layouts |
 | AWQ in 4 bits, SmoothQuant, W4A8 and MXFP4 by ModelOpt | vLLM 0.32 reads none of these four |
-| AutoRound's own format | refused on npu by name (`inc`): let it write GPTQ's or AWQ's |
 | AutoAWQ, torchao | not tried: AutoAWQ is no longer maintained, and torchao's method is refused on npu by name |
 """
 _UNKNOWN = "no time that was written down"

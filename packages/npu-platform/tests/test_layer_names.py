@@ -37,7 +37,7 @@ NAMED = {
 }
 
 
-def config_of(architecture: str, **lists: list[str]) -> SimpleNamespace:
+def config_of(architecture: str, **lists: object) -> SimpleNamespace:
     shape = SimpleNamespace(num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2)
     model = SimpleNamespace(architecture=architecture, hf_config=shape)
     return SimpleNamespace(quant_config=SimpleNamespace(**lists), model_config=model)
@@ -53,6 +53,28 @@ def test_names_are_added(architecture: str, field: str) -> None:
     found = getattr(config.quant_config, field)
     assert found[: len(names)] == names
     assert sorted(found[len(names) :]) == sorted(chain.from_iterable(NAMED[architecture].values()))
+
+
+@pytest.mark.parametrize("field", ["extra_config", "quantized_layers"])
+@pytest.mark.parametrize("architecture", NAMED)
+def test_what_is_said_of_layers_is_found(architecture: str, field: str) -> None:
+    said = {name: {"bits": number} for number, name in enumerate(NAMED[architecture])}
+    config = config_of(architecture, **{field: dict(said)})
+    for _ in range(2):
+        find_listed_layers(config)
+    asked_for = {new: said[name] for name, others in NAMED[architecture].items() for new in others}
+    assert getattr(config.quant_config, field) == said | asked_for
+
+
+def test_quarks_names_are_found() -> None:
+    said = {"exclude": ["model.layers.0.mamba.in_proj"], "layer_quant_config": {"*.mamba.out_proj": {"weight": None}}}
+    config = config_of("GraniteMoeHybridForCausalLM", quant_config=said | {"global_quant_config": {}})
+    find_listed_layers(config)
+    assert config.quant_config.quant_config == {
+        "exclude": ["model.layers.0.mamba.in_proj", "model.layers.0.mixer.in_proj"],
+        "layer_quant_config": {"*.mamba.out_proj": {"weight": None}, "*.mixer.out_proj": {"weight": None}},
+        "global_quant_config": {},
+    }
 
 
 def test_what_has_no_list_stays() -> None:

@@ -1,6 +1,6 @@
 """What vLLM calls layers that a quantised checkpoint has under other names, and asks the checkpoint's lists for.
 
-Those lists say which layers are quantised, or are not. vLLM's own map of weights' names does not reach all of them: of
+Those lists, and maps, say which layers are quantised, or are not, or how. vLLM's own map of weights' names does not reach all of them: of
 Jamba's, Falcon-H1's and Zamba 2's layers some are numbered after the others there, or have no number, so that on any
 device quantised layers were taken for whole ones, and the other way round.
 """
@@ -19,16 +19,31 @@ __all__ = ["find_listed_layers"]
 
 _LISTS = ("modules_to_not_convert", "ignored_layers", "exclude_modules", "ignore", "modules_in_block_to_quantize")
 """Fields of vLLM's configurations of quantisation."""
+_MAPS = ("extra_config", "quantized_layers")
+"""Likewise: what is said of each layer, by its name (AutoRound's, ModelOpt's mixed precision)."""
+_OF_QUARK = ("exclude", "layer_quant_config")
+"""A list and a map in what vLLM keeps whole of Quark's configuration."""
 
 
 def find_listed_layers(vllm_config: VllmConfig) -> None:
-    """Add to a checkpoint's lists the names by which vLLM asks for the layers that they name."""
-    translations = _translations(vllm_config)
-    for field in _LISTS:
-        names = getattr(vllm_config.quant_config, field, None)
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            asked_for = [new for name in names for translate in translations if (new := translate(name)) != name]
-            setattr(vllm_config.quant_config, field, [*dict.fromkeys(names + asked_for)])
+    """Add to a checkpoint's lists and maps the names by which vLLM asks for the layers that they name."""
+    config, translations = vllm_config.quant_config, _translations(vllm_config)
+    for field in (*_LISTS, *_MAPS):
+        if (names := getattr(config, field, None)) is not None:
+            setattr(config, field, _with_asked_for(names, translations))
+    whole = getattr(config, "quant_config", None)
+    for field in _OF_QUARK if isinstance(whole, dict) else ():
+        whole[field] = _with_asked_for(whole.get(field), translations)
+
+
+def _with_asked_for(names: Any, translations: list[Callable[[str], str]]) -> Any:
+    """Return a list, or a map, with the other names of what it names; anything else as it is."""
+    if not isinstance(names, (list, dict)) or not all(isinstance(name, str) for name in names):
+        return names
+    asked_for = {new: name for name in names for translate in translations if (new := translate(name)) != name}
+    if isinstance(names, list):
+        return [*dict.fromkeys([*names, *asked_for])]
+    return {new: names[name] for new, name in asked_for.items()} | names
 
 
 def _translations(vllm_config: VllmConfig) -> list[Callable[[str], str]]:
