@@ -1,8 +1,8 @@
 """What vLLM calls layers that a quantised checkpoint has under other names, and asks the checkpoint's lists for.
 
-Those lists, and maps, say which layers are quantised, or are not, or how. vLLM's own map of weights' names does not reach all of them: of
-Jamba's, Falcon-H1's and Zamba 2's layers some are numbered after the others there, or have no number, so that on any
-device quantised layers were taken for whole ones, and the other way round.
+Those lists, and maps, say which layers are quantised, or are not, or how. vLLM's own map of weights' names does not
+reach all of them: of Jamba's, Falcon-H1's and Zamba 2's layers some are numbered after the others there, or have no
+number, so that on any device quantised layers were taken for whole ones, and the other way round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_listed_layers(vllm_config: VllmConfig) -> None:
     for field in (*_LISTS, *_MAPS):
         if (names := getattr(config, field, None)) is not None:
             setattr(config, field, _with_asked_for(names, translations))
-    whole = getattr(config, "quant_config", None)
+    whole: Any = getattr(config, "quant_config", None)
     for field in _OF_QUARK if isinstance(whole, dict) else ():
         whole[field] = _with_asked_for(whole.get(field), translations)
 

@@ -52,13 +52,13 @@ class NpuQuarkFp8Experts(QuantizedExperts, QuarkW8A8Fp8MoEMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep the weights as they are; each projection keeps its scale."""
-        weights, scales, inputs = (
-            (getattr(layer, f"w13_{name}"), getattr(layer, f"w2_{name}"))
-            for name in ("weight", "weight_scale", "input_scale")
+        weights, scales = (
+            (getattr(layer, f"w13_{name}").data, getattr(layer, f"w2_{name}").data)
+            for name in ("weight", "weight_scale")
         )
+        inputs = (layer.w13_input_scale, layer.w2_input_scale)
         block = (128, 128) if self.block_quant else None
-        data = [(one.data, two.data) for one, two in (weights, scales)]
-        self.pack_fp8(layer, *data, block, 128 if block else -1, inputs)
+        self.pack_fp8(layer, weights, scales, block, 128 if block else -1, inputs)
 
 
 class NpuQuarkInt8Experts(QuantizedExperts, QuarkW8A8Int8MoEMethod):
