@@ -39,6 +39,7 @@ __all__ = [
     "RoundedExperts",
     "Rounding",
     "auto_round",
+    "auto_round_config",
     "auto_round_says",
     "auto_round_tensors",
     "awq",
@@ -173,8 +174,6 @@ def auto_round(
 ) -> Path:
     """AutoRound's own, in the layout of GPTQ; `others`: layers that are rounded otherwise, or not, by a pattern."""
     extra = {name: auto_round_says(None) for name in kept(model, layers)}
-    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
-    config |= {"bits": rounding.bits, "group_size": rounding.group, "sym": rounding.symmetric, "extra_config": extra}
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         chosen = next((other for pattern, other in others.items() if re.match(pattern, name)), rounding)
@@ -182,7 +181,13 @@ def auto_round(
             extra[name] = auto_round_says(chosen)
         return auto_round_tensors(name, weight, chosen)
 
-    return save(folder, write, config, model=model, layers=layers)
+    return save(folder, write, auto_round_config(rounding, extra), model=model, layers=layers)
+
+
+def auto_round_config(rounding: Rounding, extra: dict[str, Any]) -> dict[str, Any]:
+    """Return what config.json says: how layers are rounded, but for those of `extra`."""
+    layout = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
+    return layout | auto_round_says(rounding) | {"extra_config": extra}
 
 
 def auto_round_says(rounding: Rounding | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tests.support.quantized import (
     WIDEST,
     RoundedExperts,
     Rounding,
+    auto_round_config,
     auto_round_says,
     auto_round_tensors,
     awq_tensors,
@@ -139,18 +140,16 @@ def mixed_by_modelopt(folder: Path, algorithms: list[str]) -> Path:
 
 def auto_round(folder: Path, roundings: list[Rounding]) -> Path:
     """AutoRound's own layout: a rounding for the experts of each layer, of which the first is the checkpoint's."""
-    first = roundings[0]
     whole = [*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate"]
     names = [f"model.layers.{layer}.{name}" for layer in range(len(roundings)) for name in whole]
     extra = dict.fromkeys(names, auto_round_says(None))
-    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"}
-    config |= {"bits": first.bits, "group_size": first.group, "sym": first.symmetric, "extra_config": extra}
 
     def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rounding = roundings[_layer(name)]
         extra[name] = auto_round_says(rounding)
         return auto_round_tensors(name, weight, rounding)
 
+    config = auto_round_config(roundings[0], extra)
     return _qwen3(folder, write, config, num_hidden_layers=len(roundings))
 
 
