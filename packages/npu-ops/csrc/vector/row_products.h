@@ -14,7 +14,11 @@ constexpr int kProductBatch = 6;
 constexpr int kProductBatch = 4;
 #endif
 constexpr int64_t kProductRows = 192;     // weight rows whose sums are kept meanwhile
-constexpr int64_t kProductAhead = 1024;   // bytes
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+constexpr int64_t kProductAhead = 512;    // bytes
+#else
+constexpr int64_t kProductAhead = 1024;
+#endif
 
 // Of the packed rows of a pass: L1 keeps them, or, where they meet so many products that L2 is fast enough, L2 does, since a weight row
 // that is read in one pass comes from memory faster.

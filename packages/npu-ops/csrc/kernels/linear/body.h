@@ -46,17 +46,19 @@ constexpr int64_t kLeastOfEight = 5;  // rows that are faster by eight_rows.h: w
 constexpr int64_t kGroupRows = kProductRows;  // weight rows of a group, at most
 #if defined(NPU_AVX512)
 constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
+constexpr int64_t kPassingBytes = kGroupBytes;  // of one that meets all rows of x at once
 #else
 constexpr int64_t kGroupBytes = 128 << 10;  // L2 is 512 KiB at least
+constexpr int64_t kPassingBytes = 512 << 10;  // of one that meets all rows of x at once, and need not stay in L2
 #endif
 
 // Weight rows of a group of k elements each, where there are so many columns. The more of them, the longer are the streams of memory; but
-// each thread gets several groups.
+// each thread gets several groups. `most`: bytes of a group.
 template <class T>
-NPU_INLINE int64_t group_rows(int64_t k, int64_t columns, const Parallel& parallel) {
+NPU_INLINE int64_t group_rows(int64_t k, int64_t columns, const Parallel& parallel, int64_t most = kGroupBytes) {
   int64_t group = kGroupRows;
   const auto too_large = [&] {
-    return group * k * static_cast<int64_t>(sizeof(T)) > kGroupBytes || ceil_div(columns, group) < 8 * parallel.num_threads();
+    return group * k * static_cast<int64_t>(sizeof(T)) > most || ceil_div(columns, group) < 8 * parallel.num_threads();
   };
   while (group > 12 && too_large()) group /= 2;
   return group;
@@ -65,7 +67,8 @@ NPU_INLINE int64_t group_rows(int64_t k, int64_t columns, const Parallel& parall
 // fn(column, columns, more) for each group of weight rows, on all threads; `more`: the thread goes on with the group behind.
 template <class T, class Fn>
 inline void in_groups(const LinearParams& p, int64_t columns, int64_t sides, const Parallel& parallel, const Fn& fn) {
-  const int64_t group = group_rows<T>(p.k, columns, parallel), groups = ceil_div(columns, group);
+  const int64_t most = product_batches<T>(p.m) == 1 ? kPassingBytes : kGroupBytes;
+  const int64_t group = group_rows<T>(p.k, columns, parallel, most), groups = ceil_div(columns, group);
   // about eight pieces a thread, none below 64 KiB of weights
   const int64_t bytes = sides * group * greater(1, p.k) * static_cast<int64_t>(sizeof(T));
   const int64_t grain = greater(groups / (parallel.num_threads() * 8), ceil_div(65536, bytes));
