@@ -17,6 +17,23 @@ constexpr int kPairs = W / 8;         // pairs of k that a vector holds of its e
 constexpr int kStep = 2 * kPairs;     // elements of k a step
 constexpr int kSums = kColumns / W;   // vectors of one number a column
 
+constexpr int64_t kAheadUnits = 32;   // how far ahead weights are fetched
+
+// Panels that more rows than a few meet one after the other.
+constexpr int64_t kPanelsAtATime = 2;
+NPU_INLINE int64_t panels_at_a_time(int64_t rows) { return rows > 16 ? kPanelsAtATime : 1; }
+
+// Panels that take turns beside one row: each is a stream of memory, which is fetched so many bytes ahead.
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+constexpr int kStreams = 2;
+template <class Source>
+constexpr int64_t kStreamAhead = 1024;
+#else
+constexpr int kStreams = 1;
+template <class Source>
+constexpr int64_t kStreamAhead = kAheadUnits * Source::kUnit;
+#endif
+
 // For each lane sum + a[0] * b[0] + a[1] * b[1] of its two 16-bit halves.
 NPU_INLINE I add_pair_products(I sum, I a, I b) {
 #if defined(NPU_AVX512)
@@ -114,14 +131,15 @@ NPU_INLINE void by_column(I (&out)[V / kPairs], const I (&sums)[V]) {
 #endif
 }
 
-// ---- where a step's vectors of weights come from: fetch gives V of the four, each 8 columns x kPairs pairs of 16 bits ----
+// ---- where a step's vectors of weights come from: fetch gives V of the four, each 8 columns x kPairs pairs of 16 bits, and asks the memory
+// for what lies `ahead` bytes further ----
 struct Nibbles {
   const uint8_t* data;
   static constexpr int64_t kUnit = 64;  // bytes for 4 elements of k
   template <int V>
-  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first) const {
+  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first, int64_t ahead = kAheadUnits * kUnit) const {
     const uint8_t* p = data + step * (kUnit / 2 * kPairs);
-    __builtin_prefetch(p + 2048);
+    __builtin_prefetch(p + ahead);
     U u = load_raw<U>(p);
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) v[j] = (I)((u >> (4 * (first + j))) & 0x000f000fu);
@@ -135,8 +153,8 @@ struct Codes {
   const uint8_t* data;
   static constexpr int64_t kUnit = Nibbles::kUnit;
   template <int V>
-  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first) const {
-    Nibbles{data}.fetch(v, step, first);
+  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first, int64_t ahead = kAheadUnits * kUnit) const {
+    Nibbles{data}.fetch(v, step, first, ahead);
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {  // the upper bytes are 0, and stay so
 #if defined(NPU_AVX512)
@@ -154,8 +172,8 @@ struct Bytes {
   const uint8_t* data;
   static constexpr int64_t kUnit = 128;
   template <int V>
-  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first) const {
-    __builtin_prefetch(data + step * (kUnit / 2 * kPairs) + 4096);
+  NPU_INLINE void fetch(I (&v)[V], int64_t step, int first, int64_t ahead = kAheadUnits * kUnit) const {
+    __builtin_prefetch(data + step * (kUnit / 2 * kPairs) + ahead);
     const uint8_t* p = data + (kPairs == 2 ? step * kUnit : step / 2 * kUnit + step % 2 * 16) + first * 32;
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
@@ -245,6 +263,37 @@ inline void block_rows(const Policy& policy, const Source& w, const int16_t* x, 
     const int64_t row = t * rows / tiles;
     tile<kTileRows>((t + 1) * rows / tiles - row, policy, w, x, ldx, row, steps);
   }
+}
+
+// ---- one row beside several panels ----
+// Adds to sums[i] the products of a row's `steps` with panel i, whose weights are w[i].
+template <int N, class Source>
+NPU_INLINE void add_row_products(I (&sums)[N][kVectors], const Source (&w)[N], const int16_t* x, int64_t steps) {
+  for (int64_t s = 0; s < steps; ++s) {
+    const I pairs = pairs_of(x + s * kStep);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      I v[kVectors];
+      w[i].fetch(v, s, 0, kStreamAhead<Source>);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sums[i][j] = add_pair_products(sums[i][j], v[j], pairs);
+    }
+  }
+}
+
+// N panels that are read together.
+template <int N>
+struct Streams {
+  int64_t first, apart;
+  NPU_INLINE int64_t operator[](int i) const { return first + i * apart; }
+};
+
+// fn(Streams) until `count` panels from `first` on are read, kStreams at a time as long as there are so many.
+template <class Fn>
+NPU_INLINE void in_streams(int64_t first, int64_t count, const Fn& fn) {
+  const int64_t each = count / kStreams;
+  for (int64_t i = 0; i < each; ++i) fn(Streams<kStreams>{first + i, each});
+  for (int64_t i = kStreams * each; i < count; ++i) fn(Streams<1>{first + i, 0});
 }
 
 // ---- results ----

@@ -175,38 +175,38 @@ NPU_INLINE Scaled<D> scaled_block(const WeightOnlyLinearParams& p, const Digits&
 
 // ---- weights in groups, x in floating point ----
 
-constexpr int64_t kPanelsAtATime = 2;
 constexpr int64_t kBlock = 128;  // elements of k at a time: sums of 8-bit weights by 16-bit x stay below 2^31
 constexpr int64_t kDirectRows = 2 * kTileRows;  // up to here each tile unpacks the weights by itself
 
-// A panel beside one row, whose sums stay in registers: what `panels` computes, for groups that are over soon.
-template <class Source, class Out>
-inline void panel_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel) {
-  F y[kSums] = {};
+// Panels beside one row, whose sums stay in registers: what `panels` computes, for groups that are over soon.
+template <class Source, class Out, int N>
+inline void panels_of_one_row(const WeightOnlyLinearParams& p, const Digits& d, const Streams<N>& panel) {
+  F y[N][kSums] = {};
   for (int64_t b = 0; b < d.blocks; ++b) {
-    const int64_t at = group_of(p, d, panel, b), steps = d.size(b) / kStep;
-    const Source w{p.w + (panel * (d.k / 4) + b * d.block / 4) * Source::kUnit};
-    const int16_t* x = d.values + b * d.stride;
-    I sums[kVectors];
-    zeros_of(p, at, sums);
-    for (int j = 0; j < kVectors; ++j) sums[j] *= -d.sum[b];
-    for (int64_t s = 0; s < steps; ++s) {
-      I v[kVectors];
-      w.fetch(v, s, 0);
-      const I pairs = pairs_of(x + s * kStep);
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sums[j] = add_pair_products(sums[j], v[j], pairs);
+    I sums[N][kVectors];
+    Source w[N];
+#pragma GCC unroll 2
+    for (int i = 0; i < N; ++i) {
+      w[i] = {p.w + (panel[i] * (d.k / 4) + b * d.block / 4) * Source::kUnit};
+      zeros_of(p, group_of(p, d, panel[i], b), sums[i]);
+      for (int j = 0; j < kVectors; ++j) sums[i][j] *= -d.sum[b];
     }
-    I whole[kSums];
-    by_column(whole, sums);
-    F scales[kSums];
-    scales_of(p, at, scales);
-    for (int j = 0; j < kSums; ++j) y[j] = fma(to_floats(whole[j]), scales[j] * set1(d.scale[b]), y[j]);
+    add_row_products(sums, w, d.values + b * d.stride, d.size(b) / kStep);
+#pragma GCC unroll 2
+    for (int i = 0; i < N; ++i) {
+      I whole[kSums];
+      by_column(whole, sums[i]);
+      F scales[kSums];
+      scales_of(p, group_of(p, d, panel[i], b), scales);
+      for (int j = 0; j < kSums; ++j) y[i][j] = fma(to_floats(whole[j]), scales[j] * set1(d.scale[b]), y[i][j]);
+    }
   }
-  float c[kColumns];
-  for (int j = 0; j < kSums; ++j) store(c + j * W, y[j]);
-  const int64_t n = panel * kColumns;
-  store_columns(static_cast<Out*>(p.out) + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+  for (int i = 0; i < N; ++i) {
+    float c[kColumns];
+    for (int j = 0; j < kSums; ++j) store(c + j * W, y[i][j]);
+    const int64_t n = panel[i] * kColumns;
+    store_columns(static_cast<Out*>(p.out) + n, p.bias ? static_cast<const Out*>(p.bias) + n : nullptr, c, lesser(kColumns, p.n - n));
+  }
 }
 
 // The results of `count` panels from `first` on: c [panels][rows][columns].
@@ -225,10 +225,6 @@ template <class T, class Source, class Out = T>
 inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t first, int64_t count) {
   constexpr int D = kDigits<T>;
   const int64_t rows = p.m * D, units = d.k / 4;
-  if (rows == 1) {
-    for (int64_t i = 0; i < count; ++i) panel_of_one_row<Source, Out>(p, d, first + i);
-    return;
-  }
   float* c = static_cast<float*>(thread_scratch(1, sizeof(float) * count * p.m * kColumns));
   memset(c, 0, sizeof(float) * count * p.m * kColumns);
   int16_t* unpacked = static_cast<int16_t*>(thread_scratch(2, sizeof(int16_t) * count * kBlock * kColumns));
@@ -257,6 +253,14 @@ inline void panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t fir
         }
   }
   store_panels<Out>(p, c, first, count);
+}
+
+// The same of any number of panels [first, last), some at a time.
+template <class T, class Source, class Out = T>
+inline void all_panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t first, int64_t last) {
+  if (p.m * kDigits<T> == 1) return in_streams(first, last - first, [&](const auto& panel) { panels_of_one_row<Source, Out>(p, d, panel); });
+  const int64_t together = panels_at_a_time(p.m);
+  for (int64_t i = first; i < last; i += together) panels<T, Source, Out>(p, d, i, lesser(together, last - i));
 }
 
 }  // namespace
@@ -322,10 +326,9 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), p.k, p.order);
   });
-  const int64_t together = p.m > 16 ? kPanelsAtATime : 1;
-  const int64_t grain = p.m > 16 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
+  const int64_t together = panels_at_a_time(p.m), grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
   parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) panels<T, Source>(p, d, i * together, lesser(together, count - i * together));
+    all_panels<T, Source>(p, d, begin * together, lesser(end * together, count));
   });
 }
 
