@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,10 @@ def measure(chosen: dict[str, Contestant], options: argparse.Namespace, folder: 
                 print(f"{time.strftime('%H:%M:%S')} round {number + 1} of {options.rounds}: {names}", flush=True)
                 before = {"round": number + 1, "load": round(os.getloadavg()[0], 2)}
                 before |= {"limits": limits.measured(), "caches": "cold" if number == 0 else "warm"}
-                turns, failures = (together if options.together else alone)(some, folder, options.cases)
+                if options.together:
+                    turns, failures = together(some, folder, options.cases, limits.usual_memory)
+                else:
+                    turns, failures = alone(some, folder, options.cases)
                 record["turns"] += [before | {"contestant": name} | one for name, one in turns.items()]
                 for name, said in failures.items():  # the others' hours are not lost; the page says who failed
                     print(said, file=sys.stderr, flush=True)
@@ -220,10 +224,12 @@ def described(one: Contestant, cases: str) -> dict[str, Any]:
     return {"label": one.label, "command": " ".join(command).replace("{now}", "STARTED"), "environ": plain}
 
 
-def together(some: list[Contestant], folder: Path, cases: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def together(
+    some: list[Contestant], folder: Path, cases: str, memory: Callable[[], float]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Run these contestants at once, and return the figures of each by name, and what those said that failed."""
     commands = {one.name: one.command(folder, cases) for one in some}
-    return round_of(commands, {one.name: environ(one, folder) for one in some}, CHOICES[cases], folder)
+    return round_of(commands, {one.name: environ(one, folder) for one in some}, CHOICES[cases], folder, memory=memory)
 
 
 def alone(some: list[Contestant], folder: Path, cases: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

@@ -54,6 +54,8 @@ TINY = QWEN3_06B | {
     "bos_token_id": 0,
 }
 SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
+ONE_STEP = "decode batch 1 context 64"
+"""The case whose step does little more than to read all weights once."""
 BLOCK = 128  # tokens, the peer's; ours are not larger
 SETTLE = 4  # steps of a whole batch that are not counted: the first ones of a shape choose kernels and fill caches
 SPARE = 64  # steps of a part of the batch, at most

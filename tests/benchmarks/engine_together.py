@@ -13,10 +13,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.engine_cases import Case
+from tests.benchmarks.engine_cases import ONE_STEP, Case
 from tests.benchmarks.results import abba
 
 SETTLES = 1.5
@@ -30,6 +31,7 @@ def round_of(
     cases: list[Case],
     folder: Path,
     turns: int = 1,
+    memory: Callable[[], float] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Start all contestants, ask each case of all, twice a turn, and stop them.
 
@@ -39,6 +41,7 @@ def round_of(
         cases: what to ask; contexts that are computed come first, since an engine that fills them takes the other's place.
         folder: for a file NAME.log of each, with all that it prints.
         turns: of a case; more of them see more of the machine's moods than more samples do.
+        memory: what the machine reads from memory at the moment, GB/s; asked before and after our steps of a single request.
 
     Returns:
         What each has measured by name, and what those said that failed.
@@ -60,8 +63,12 @@ def round_of(
                 if name in failures or case.name not in takes[name]:
                     continue
                 time.sleep(SETTLES)
+                beside = memory if name == "npu" and case.name == ONE_STEP else None
                 try:
+                    read = [beside()] if beside else []
                     add(found[name], running[name].measured(case.name))
+                    if beside:
+                        found[name].setdefault("memory_beside", []).extend([*read, beside()])
                 except RuntimeError as error:
                     failures[name] = str(error)
     finally:

@@ -31,11 +31,15 @@ class Limits:
         """Return GB/s read from memory, at the best number of streams a thread, and GF/s of fused multiply-adds."""
         return {"dram_gb_s": round(1e-9 / self.time("dram"), 2), "fma_gf_s": round(1e-9 / self.time("fma"), 1)}
 
-    def time(self, what: str) -> float:
-        """Return the seconds of one byte or of one operation."""
+    def usual_memory(self) -> float:
+        """Return the GB/s of the median sample, at the best number of streams a thread: what a step's median goes beside."""
+        return round(1e-9 / self.time("dram", "median"), 2)
+
+    def time(self, what: str, which: str = "best") -> float:
+        """Return the seconds of one byte or of one operation, of the best sample or of the median one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{what} {SECONDS} best\n")
+        self.process.stdin.write(f"{what} {SECONDS} {which}\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline().removeprefix("RESULT "))
 

@@ -237,6 +237,16 @@ def test_bars_name_the_best_peer_and_the_limit_of_the_machine():
     assert not bars["process start to first token, caches warm"].met
 
 
+def test_a_step_is_beside_the_memory_of_its_seconds_too():
+    ours = turn("npu", 1) | {"memory_beside": [34.0, 36.0, 20.0]}
+    bars = [bar for bar in judged(record(ours)) if bar.what == "weights read in a step, batch 1"]
+    assert [(bar.measured, bar.met) for bar in bars] == [
+        ("29.8 of 40.0 GB/s: 75%", False),
+        ("29.8 of 34.0 GB/s: 88%", True),
+    ]
+    assert bars[1].goal == "85% of the memory beside, median"
+
+
 def test_contestants_that_were_up_together_are_compared_round_by_round():
     turns = [
         turn("npu", 1, 1.0),
@@ -340,8 +350,9 @@ def test_the_peer_is_started_at_its_best():
 def test_the_machines_limits_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.benchmarks.limits.SECONDS", 0.01)
     with Limits(tmp_path) as limits:
-        measured = limits.measured()
+        measured, usual = limits.measured(), limits.usual_memory()
     assert measured["dram_gb_s"] > 0
+    assert 0 < usual < 10 * measured["dram_gb_s"]
     assert measured["fma_gf_s"] > 0
 
 
