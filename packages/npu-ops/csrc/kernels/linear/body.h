@@ -46,10 +46,14 @@ constexpr int64_t kLeastOfEight = 5;  // rows that are faster by eight_rows.h: w
 constexpr int64_t kGroupRows = kProductRows;  // weight rows of a group, at most
 #if defined(NPU_AVX512)
 constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
-constexpr int64_t kPassingBytes = kGroupBytes;  // of one that meets all rows of x at once
 #else
 constexpr int64_t kGroupBytes = 128 << 10;  // L2 is 512 KiB at least
-constexpr int64_t kPassingBytes = 512 << 10;  // of one that meets all rows of x at once, and need not stay in L2
+#endif
+// Of a group that meets all rows of x at once, and need not stay in L2; elsewhere that was not measured.
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+constexpr int64_t kPassingBytes = 512 << 10;
+#else
+constexpr int64_t kPassingBytes = kGroupBytes;
 #endif
 
 // Weight rows of a group of k elements each, where there are so many columns. The more of them, the longer are the streams of memory; but
