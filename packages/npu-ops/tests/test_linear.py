@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 27, 28, 33, 44, 64, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 21, 24, 27, 28, 33, 44, 64, 100])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (33, 257), (66, 103), (9, 42), (5, 1), (1, 40), (200, 520)])
 def test_equals_the_product(ops, equals_product, isa, dtype, rows, n, k):
     x, w = torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)

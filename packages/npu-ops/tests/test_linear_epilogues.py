@@ -46,7 +46,7 @@ def check_added(actual, residual, arguments):
     check(actual, expected, sizes, x.shape[-1])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 13, 19, 33, 43, 45, 100, 300])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 13, 19, 22, 33, 43, 45, 100, 300])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (70, 100), (130, 257), (2, 1), (200, 1100)])
 def test_gate_and_up(ops, isa, dtype, rows, n, k):
     arguments = layer(dtype, rows, n, k, bias=rows % 2 == 1)

@@ -1,9 +1,10 @@
-// Products of weight rows as they are stored by up to eight rows of x, or twice as many, on AVX512_BF16.
+// Products of weight rows as they are stored by up to eight rows of x, or two or three times as many, on AVX512_BF16.
 //
 // Of a weight row four elements at a time go to all lanes, in pairs, where two lanes of each row of x wait for one pair each. So a vector of x is
 // read once for a tile of weight rows, and not all rows of x, which are more than registers and, often, L1 hold; and a sum ends with one addition.
 #pragma once
 
+#include "dispatch/caches.h"
 #include "vector/vec.h"
 
 namespace npu_ops {
@@ -12,12 +13,24 @@ namespace {
 #if defined(NPU_AVX512_BF16)
 
 constexpr int64_t kEight = 8;
-constexpr int64_t kTwiceEight = 16;
-constexpr int kEightTile = 4;          // weight rows at a time
-constexpr int kEightTileOfLong = 3;    // where L1 would not hold two such tiles beside x
-constexpr int64_t kEightLong = 1536;   // elements of a row that is longer
-constexpr int kTwiceEightTile = 6;     // beside twice eight rows, which L1 does not hold either way: the fewer times they are read, the better
+constexpr int kEightTile = 8;          // weight rows at a time, at most
 constexpr int64_t kEightElements = 4;  // of a row of x in a vector
+
+// What is faster by the processor's first cache. One of 48 KiB (measured on a Zen 5) holds the next tile of weight rows beside this one and x. One of
+// 32 KiB (Zen 4) would lose x by it: fetched into L2, weights come as fast as if they were only read, and the larger the tile, the better.
+struct EightWay {
+  bool near;  // whether the next tile comes into L1
+  // Whether so many rows of x are multiplied sooner so than otherwise.
+  NPU_INLINE bool takes(int64_t rows) const {
+    return near ? rows >= 5 && rows <= 15 : (rows >= 2 && rows <= 2 * kEight) || (rows > 20 && rows <= 3 * kEight);
+  }
+  NPU_INLINE int64_t tile(int64_t eights, int64_t k) const {
+    constexpr int64_t kLong = 1536;  // elements; L1 would not hold two tiles of longer rows beside eight rows of x
+    if (!near) return kEightTile;
+    return eights > 1 ? 6 : k > kLong ? 3 : 4;  // twice eight rows L1 does not hold either way: the fewer times they are read, the better
+  }
+};
+NPU_INLINE EightWay eight_way() { return {l1_bytes() >= 48 << 10}; }
 
 // Floats of eight rows of x as eight_product takes them.
 NPU_INLINE int64_t eight_size(int64_t k) { return ceil_div(k, kEightElements) * W; }
@@ -77,10 +90,10 @@ inline void pack_eights(float* packed, const Row& row, int64_t rows, int64_t k) 
 }
 
 // c[r][ldc], a row of x in each of the first S * 8 lanes, = R weight rows, `stride` elements apart, by S times eight packed rows of x, k elements of each.
-// Meanwhile the rows of the tile at `next` come into L1, one whole row after the other: in an order of their own, not in that in which they are
+// Meanwhile the rows of the tile at `next` come into L1, or L2, one whole row after the other: in an order of their own, not in that in which they are
 // multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
 template <int S, int R>
-__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
+__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next, bool near) {
   constexpr int64_t kLine = 32;  // elements of a cache line
   constexpr int kTurns = S == 1 ? 2 : 1;  // one after the other: so few products would wait for those before them
   F acc[kTurns][S][R] = {};
@@ -89,12 +102,12 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
   for (int r = 0; r < R; ++r) rows[r] = w + r * stride;
   const auto step = [&](int turn, int64_t j, const auto& part_at) __attribute__((always_inline)) {
     __m512bh of_x[S];
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int s = 0; s < S; ++s) of_x[s] = load_raw<__m512bh>(x + s * size + j * (W / kEightElements));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512bh part = (__m512bh)_mm512_set1_epi64(part_at(rows[r] + j));
-#pragma GCC unroll 2
+#pragma GCC unroll 3
       for (int s = 0; s < S; ++s) acc[turn][s][r] = (F)_mm512_dpbf16_ps((__m512)acc[turn][s][r], of_x[s], part);
     }
   };
@@ -105,8 +118,12 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
   };
   int64_t j = 0;
   for (; j + kLine <= k; j += kLine) {
+    if (near)
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 3);
+      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 3);
+    else
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 2);
     next += R * kLine;
     if (next >= end) {
       end += stride;
@@ -126,26 +143,32 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
     });
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    F a = kTurns == 2 ? acc[0][0][r] + acc[kTurns - 1][0][r] : acc[0][0][r], b = S == 2 ? acc[0][S - 1][r] : a;
+    F a = kTurns == 2 ? acc[0][0][r] + acc[kTurns - 1][0][r] : acc[0][0][r], b = S > 1 ? acc[0][S > 1][r] : a;
     deinterleave(a, b);
     store(c + r * ldc, a + b);
+    if constexpr (S > 2) {
+      F last = acc[0][2][r], same = last;
+      deinterleave(last, same);
+      store(c + r * ldc + W, last + same);
+    }
   }
 }
 
-template <int S, int R = S == 1 ? kEightTile : kTwiceEightTile>
-inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
+template <int S, int R = kEightTile>
+inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next, bool near) {
   if constexpr (R > 0) {
-    if (rows == R) return eight_tile<S, R>(c, ldc, w, stride, x, k, next);
-    some_eight_rows<S, R - 1>(rows, c, ldc, w, stride, x, k, next);
+    if (rows == R) return eight_tile<S, R>(c, ldc, w, stride, x, k, next, near);
+    some_eight_rows<S, R - 1>(rows, c, ldc, w, stride, x, k, next, near);
   }
 }
 
 // c[rows][ldc] = weight rows, `stride` elements apart, by up to S times eight packed rows of x. `next`: the weight rows that are multiplied after these.
 template <int S>
-inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next) {
-  const int64_t tile = S == 2 ? kTwiceEightTile : k > kEightLong ? kEightTileOfLong : kEightTile;
+inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next,
+                          const EightWay& way) {
+  const int64_t tile = way.tile(S, k);
   for (int64_t i = 0; i < rows; i += tile)
-    some_eight_rows<S>(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next);
+    some_eight_rows<S>(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next, way.near);
 }
 
 #endif

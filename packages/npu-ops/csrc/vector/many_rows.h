@@ -14,17 +14,9 @@ namespace npu_ops {
 namespace {
 
 constexpr int64_t kManyRows = 512;              // at a time
-constexpr int64_t kBlockSide = 2 * kTileSide;   // rows and columns of a block: two by two tiles
 constexpr int64_t kBlockElements = kBlockSide * kBlockSide;
 constexpr int64_t kStreamedBytes = 1 << 20;     // of a result, from which it is written past the caches
 constexpr int64_t kPieceBytes = kPieceDepth * sizeof(bf16);  // of a row of weights, in a piece
-
-// One line of a row of the result.
-NPU_INLINE void put_line(bf16* to, F low, F high, bool stream) {
-  const __m512i line = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  if (stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
-  else memcpy(to, &line, sizeof line);
-}
 
 // 32 columns of up to 32 rows on their way into the result, a row at a time.
 struct FinishedBlock {
@@ -78,13 +70,8 @@ NPU_INLINE void block_of_sums(float* sums, bool first, const E* x, int64_t ldx, 
   store_sums_of<4>(sums);
 }
 
-// Rows [first, first + rows) of the result by the weights of the columns from `column` on; x: their first row's tiles. `next`: the weights
-// that this thread takes after these, or null.
-//
-// Weights are some columns' in pairs of strips:
-//   columns, pairs()
-//   pack(to, pair, from, depth): a pair's strips as tiles, [2][steps], of the elements from `from` on, a multiple of a tile's depth
-//   fetch(pair, from, depth): what fetches the same into L2: `lines` in all, some whenever it is called
+// Rows [first, first + rows) of the result by the weights (vector/strips.h) of the columns from `column` on; x: their first row's tiles. `next`:
+// the weights that this thread takes after these, or null.
 template <class Epilogue, class Weights, class E>
 inline void many_rows(const Epilogue& epilogue, const E* x, int64_t first, int64_t rows, int64_t column, const Weights& w, const Weights* next) {
   constexpr bool kTwo = Epilogue::kSides == 2;
@@ -150,16 +137,6 @@ inline bf16* tiles_of_rows(int64_t m, int64_t k, const Parallel& parallel, const
   });
   return x;
 }
-
-// Lines that are fetched into L2, some whenever it is called.
-struct FetchLines {
-  const uint8_t* at;
-  int64_t lines;
-
-  NPU_INLINE void operator()(int64_t count) {
-    for (; count > 0 && lines > 0; --count, --lines, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
 
 // epilogue.p's product, all rows of x together, which `x` holds as tiles. weights_of(column, columns): those of
 // some columns, from a multiple of kBlockSide on.

@@ -6,15 +6,12 @@
 // one order whatever the number of rows: batch-invariant mode may use this.
 #pragma once
 
+#include "vector/strips.h"
 #include "vector/tiles.h"
 
 namespace npu_ops {
 namespace {
 
-template <class E>
-constexpr int64_t kTileDepthOf = 64 / sizeof(E);  // elements of k in a tile
-constexpr int64_t kTileDepth = kTileDepthOf<bf16>;
-constexpr int64_t kTileSide = 16;   // rows of a tile
 // So few rows of x are as fast as the memory without tiles.
 constexpr int64_t kTooFewForTiles = 4;
 
@@ -36,12 +33,6 @@ NPU_INLINE F load_depth(const E* p, int64_t n) {
   F v = {};
   memcpy(&v, p, sizeof(E) * n);
   return v;
-}
-
-// Elements that 16 rows of x take when packed.
-template <class E = bf16>
-NPU_INLINE int64_t packed_tiles(int64_t k) {
-  return ceil_div(k, kTileDepthOf<E>) * kTileDepthOf<E> * kTileSide;
 }
 
 // Packs up to 16 rows of x, `row(i)` their addresses.

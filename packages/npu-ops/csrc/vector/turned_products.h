@@ -39,31 +39,35 @@ constexpr int64_t kTurnedPanels = 2;    // at a time
 constexpr int64_t kTurnedAhead = 1024;  // bytes of a weight row that are on their way
 constexpr int64_t kTurnedLine = 32;     // elements of a cache line
 
-// Rows of x in panels, `size` floats apart.
-struct TurnedPanels {
+// Rows of x in the lanes of panels, `size` floats apart, that have so many vectors of them: [k / 2][vectors][lane][2].
+template <int Vectors>
+struct TurnedLanes {
+  static constexpr int kVectors = Vectors;
   const float* data;
   int64_t size, count;
+
+  // The pairs of the v-th vector for element j.
+  NPU_INLINE const float* at(int v, int64_t j) const { return data + v / Vectors * size + j / 2 * (Vectors * W) + v % Vectors * W; }
 };
+using TurnedPanels = TurnedLanes<kPanel / W>;
 
 // Row r of c, at c + r * ldc, = (or +=) one of R weight rows, `stride` elements apart, by the first V * W rows of x, k elements of each. Meanwhile what
 // lies `ahead` bytes further in the weight rows is fetched into L2.
-template <int R, int V>
-__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
-                                           int64_t ahead) {
+template <int R, int V, class Lanes>
+__attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const Lanes& x, int64_t k, bool add, int64_t ahead) {
   constexpr int kTurns = V == 1 ? 2 : 1;  // one after the other: six products alone would wait for those before them
   F acc[kTurns][R][V] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) acc[0][r][v] = add ? load(c + r * ldc + v * W) : F{};
-  const float *panel = x.data, *next_panel = panel + (V > 2 ? x.size : 0);
   const bf16* rows[(R + 2) / 3];  // each third one: the others are once and twice the stride from it
 #pragma GCC unroll 2
   for (int r = 0; r < (R + 2) / 3; ++r) rows[r] = w + 3 * r * stride;
   const auto step = [&](int turn, int64_t j, auto pair_at) __attribute__((always_inline)) {
     __m512bh columns[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) columns[v] = load_raw<__m512bh>((v < 2 ? panel : next_panel) + j / 2 * kPanel + v % 2 * W);
+    for (int v = 0; v < V; ++v) columns[v] = load_raw<__m512bh>(x.at(v, j));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512bh pair = (__m512bh)(pair_at(rows[r / 3] + r % 3 * stride + j) - I{});
@@ -95,17 +99,16 @@ __attribute__((noinline)) void turned_tile(float* c, int64_t ldc, const bf16* w,
     for (int v = 0; v < V; ++v) store(c + r * ldc + v * W, kTurns == 2 ? acc[0][r][v] + acc[kTurns - 1][r][v] : acc[0][r][v]);
 }
 
-template <int V, int R = kTurnedRows>
-inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
-                             int64_t ahead) {
+template <int V, int R = kTurnedRows, class Lanes>
+inline void some_turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const Lanes& x, int64_t k, bool add, int64_t ahead) {
   if constexpr (R > 0) {
     if (rows == R) return turned_tile<R, V>(c, ldc, w, stride, x, k, add, ahead);
     some_turned_rows<V, R - 1>(rows, c, ldc, w, stride, x, k, add, ahead);
   }
 }
 
-template <int V = kTurnedPanels * kPanel / W>
-inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add, int64_t ahead) {
+template <int V = kTurnedPanels * kPanel / W, class Lanes>
+inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const Lanes& x, int64_t k, bool add, int64_t ahead) {
   if constexpr (V > 0) {
     if (x.count > (V - 1) * W) return some_turned_rows<V>(rows, c, ldc, w, stride, x, k, add, ahead);
     turned_rows<V - 1>(rows, c, ldc, w, stride, x, k, add, ahead);
@@ -114,7 +117,8 @@ inline void turned_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int6
 
 // c[rows][ldc] = (or +=) weight rows, `stride` elements apart, by the first rows of x, kTurnedPanels panels at most, k elements of each. The
 // weight rows are taken from places far from one another, each of which goes on where it was: as streams of memory.
-inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const TurnedPanels& x, int64_t k, bool add,
+template <class Lanes>
+inline void turned_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const Lanes& x, int64_t k, bool add,
                            int64_t ahead = kTurnedAhead) {
   const int64_t tiles = ceil_div(rows, kTurnedRows);
   for (int64_t t = 0; t < tiles; ++t)
@@ -156,7 +160,7 @@ inline void turned_block_product(float* c, int64_t count, const X& x, const Row&
       if (rows(j) <= 0) continue;
       const bf16* w = row(j * kPanel);
       const int64_t stride = rows(j) > 1 ? row(j * kPanel + 1) - w : 0;
-      turned_product(sums + j * kPanel * ldc + q * kPanel, ldc, rows(j), w, stride, {turned + q * size, size, count - q * kPanel}, k, false);
+      turned_product(sums + j * kPanel * ldc + q * kPanel, ldc, rows(j), w, stride, TurnedPanels{turned + q * size, size, count - q * kPanel}, k, false);
     }
   for (int64_t m = 0; m < count; m += W)
     for (int64_t j = 0; j < kBlockColumns; j += W) {

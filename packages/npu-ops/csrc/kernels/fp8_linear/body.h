@@ -134,6 +134,11 @@ constexpr int beside(int m) { return m == 1 ? 8 : m == 4 && kBatch == 4 ? 2 : 4;
 constexpr int64_t kFewRows = 12;      // up to here products along rows
 constexpr int64_t kRowDepth = 1024;   // elements of x's rows that a pass keeps in L1
 
+// How k falls into blocks of one scale each, of the weights and of x.
+NPU_INLINE int64_t scale_block(const Fp8LinearParams& p) {
+  const int64_t x = p.x_group ? lesser(p.x_group, p.k) : p.k;
+  return lesser(lesser(p.block_k, p.k), x);
+}
 NPU_INLINE const float* scales_of(const Fp8LinearParams& p, int64_t n) { return p.scale + n / p.block_n * ceil_div(p.k, p.block_k); }
 
 template <class T>
@@ -320,6 +325,8 @@ inline void by_panels(const Fp8LinearParams& p, const X* x, int64_t ldx, const P
 
 #if defined(NPU_AMX)
 #include "kernels/fp8_linear/tiles.inc"
+#elif defined(NPU_AVX512_BF16)
+#include "kernels/fp8_linear/many_vectors.inc"
 #endif
 
 namespace npu_ops::NPU_TIER {
@@ -337,6 +344,10 @@ inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
     part.out = static_cast<T*>(p.out) + first * p.ldo;
     part.m = count;
     if (batch_invariant()) return few_rows<T>(part, parallel);
+#if defined(NPU_AVX512_BF16) && !defined(NPU_AMX)
+    if constexpr (__is_same(T, bf16))
+      if (strips_take(part)) return many_rows_by_strips(part, parallel);
+#endif
     if (!p.x_group) return by_panels<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
     const float* x = floats_of<T>(part, p.k, parallel);
     by_panels<T>(part, x, p.k, parallel);

@@ -41,8 +41,6 @@ constexpr int64_t kFewRows = 18;
 // block of columns; but each part of the rows packs the weights anew.
 constexpr int64_t kFloatBytes = 4 << 20, kLeastRows = 192, kMostFloatRows = 512;
 
-constexpr int64_t kLeastOfEight = 5;  // rows that are faster by eight_rows.h: with fewer the memory takes longer than either
-
 constexpr int64_t kGroupRows = kProductRows;  // weight rows of a group, at most
 #if defined(NPU_AVX512)
 constexpr int64_t kGroupBytes = 400 << 10;  // of them; L2, here 1 MiB at least, holds the group, the next one, and the rows of x
@@ -193,8 +191,10 @@ inline void linear_of(const LinearParams& p, const Parallel& parallel) {
 #endif
   const bool few = batch_invariant();
 #if defined(NPU_AVX512_BF16)
-  if constexpr (__is_same(T, bf16))
-    if (!few && p.m >= kLeastOfEight && p.m < kTwiceEight) return linear_eight<Epilogue<T>>(p, parallel);
+  if constexpr (__is_same(T, bf16)) {
+    const EightWay way = eight_way();
+    if (!few && way.takes(p.m)) return linear_eight<Epilogue<T>>(p, way, parallel);
+  }
 #endif
   if (p.m <= kFewRows<T> || (kTurned<T> && !fill_panels(p.m) && !few)) return linear_few<T>(p, Epilogue<T>{p}, parallel);
   const auto product = [&](int64_t first, int64_t count) {

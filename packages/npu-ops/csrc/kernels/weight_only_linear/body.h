@@ -269,6 +269,8 @@ inline void all_panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t
 #if defined(NPU_AMX)
 #include "kernels/weight_only_linear/scaled_tiles.inc"
 #include "kernels/weight_only_linear/tiles.inc"
+#elif defined(NPU_AVX512_BF16)
+#include "kernels/weight_only_linear/scaled_vectors.inc"
 #endif
 
 namespace npu_ops::NPU_TIER {
@@ -305,9 +307,11 @@ template <class T, class Source>
 inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& parallel) {
   const auto row = [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; };
   const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
-#if defined(NPU_AMX)
+#if defined(NPU_AVX512_BF16)
   if constexpr (__is_same(T, bf16))
     if (scales_weights(p.format, p.m, p.group)) return scaled_weights<Source>(p, parallel);
+#endif
+#if defined(NPU_AMX)
   if (p.m * kDigits<T> > kTooFewForByteTiles) {
     const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
     parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "vector/panel_bytes.h"
-#include "vector/tile_products.h"
+#include "vector/strips.h"
 
 namespace npu_ops {
 namespace {

@@ -1,0 +1,1 @@
+#include "kernels/fp8_linear/fp8_linear.inc"

@@ -1,0 +1,1 @@
+#include "kernels/weight_only_linear/weight_only_linear.inc"
