@@ -30,8 +30,8 @@ def layer(n, k, block):
 
 
 def scales_are_rounded(x, k, block_k):
-    """Whether weights of blocks meet bfloat16 rows as bfloat16, times their scales: where that is multiplied fastest, with many rows."""
-    most = {"avx512_bf16": 12, "amx": 128}.get(native.isa(), len(x))  # rows that do not
+    """Whether the scales of blocks are in what meets, rounded to bfloat16 with it: where that is multiplied fastest."""
+    most = {"avx512_bf16": 0, "amx": 128}.get(native.isa(), len(x))  # rows of which they are not
     return x.dtype is torch.bfloat16 and len(x) > most and block_k < k
 
 
@@ -45,7 +45,7 @@ def check(y, x, exact, bias, dtype, more=0.0):
     assert ((y.cpu().double() - expected).abs() <= allowed + (2**-25 if dtype is torch.float16 else 1e-30)).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 12, 13, 33, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 12, 13, 24, 25, 33, 100])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("n", "k"), [(256, 256), (70, 100), (33, 300), (300, 1100)])
 def test_equals_the_product(ops, isa, dtype, rows, n, k, block):

@@ -20,12 +20,6 @@ constexpr int64_t kStripRows = 512;   // of x at a time
 constexpr int64_t kStripDepth = 512;  // elements of k
 constexpr int64_t kStripTurn = 48;    // rows between which some lines are fetched
 
-// Rows of x, elements apart.
-struct PlainRows {
-  const bf16* data;
-  int64_t stride;
-};
-
 // What follows the sums of rows [first, first + rows): sums[rows][kStripColumns] of the columns from `column` on.
 template <class Epilogue>
 inline void put_strips(const Epilogue& epilogue, const float* sums, int64_t first, int64_t rows, int64_t column, int64_t columns) {

@@ -18,6 +18,12 @@ constexpr int64_t kTileDepth = kTileDepthOf<bf16>;
 constexpr int64_t kTileSide = 16;              // rows of a tile, columns of a strip
 constexpr int64_t kBlockSide = 2 * kTileSide;  // columns of a pair of strips
 
+// Rows of x as they are stored, `stride` elements apart.
+struct PlainRows {
+  const bf16* data;
+  int64_t stride;
+};
+
 // Elements that a strip takes, or 16 rows of x as tiles.
 template <class E = bf16>
 NPU_INLINE int64_t packed_tiles(int64_t k) {

@@ -3,6 +3,7 @@
 // A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
 // take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 the few rows' weights are moved to
 // where a float has its bits, which is a factor of 2^-120; on AMX they become bf16 by bytes (vector/e4m3_rows.h), as those of tiles do.
+// Rows of bf16 meet weights of bf16 where the processor multiplies those: few_vectors.inc, many_vectors.inc, tiles.inc.
 #pragma once
 
 #include "dispatch/batch_invariance.h"
@@ -320,6 +321,16 @@ inline void by_panels(const Fp8LinearParams& p, const X* x, int64_t ldx, const P
   });
 }
 
+// The same product of `count` rows of x from `first` on.
+template <class T>
+NPU_INLINE Fp8LinearParams some_rows(const Fp8LinearParams& p, int64_t first, int64_t count) {
+  Fp8LinearParams part = p;
+  part.x = static_cast<const T*>(p.x) + first * p.ldx;
+  part.out = static_cast<T*>(p.out) + first * p.ldo;
+  part.m = count;
+  return part;
+}
+
 }  // namespace
 }  // namespace npu_ops::NPU_TIER
 
@@ -337,17 +348,14 @@ inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
 #if defined(NPU_AMX)
   if (tiles_take<T>(p) && (p.m > kTooFewForTiles || batch_invariant())) return fp8_linear_tiles<T>(p, parallel);
 #endif
+#if defined(NPU_AVX512_BF16) && !defined(NPU_AMX)
+  if constexpr (__is_same(T, bf16))
+    if (vectors_take(p)) return fp8_linear_by_vectors(p, parallel);
+#endif
   if (p.m <= kFewRows) return few_rows<T>(p, parallel);
   in_parts(p.m, [&](int64_t first, int64_t count) {
-    Fp8LinearParams part = p;
-    part.x = static_cast<const T*>(p.x) + first * p.ldx;
-    part.out = static_cast<T*>(p.out) + first * p.ldo;
-    part.m = count;
+    const Fp8LinearParams part = some_rows<T>(p, first, count);
     if (batch_invariant()) return few_rows<T>(part, parallel);
-#if defined(NPU_AVX512_BF16) && !defined(NPU_AMX)
-    if constexpr (__is_same(T, bf16))
-      if (strips_take(part)) return many_rows_by_strips(part, parallel);
-#endif
     if (!p.x_group) return by_panels<T>(part, static_cast<const T*>(part.x), p.ldx, parallel);
     const float* x = floats_of<T>(part, p.k, parallel);
     by_panels<T>(part, x, p.k, parallel);
