@@ -2,7 +2,7 @@
 //
 // A thread takes up to 512 rows of x by 64 columns. Some hundred elements of k of their weights are packed at a time, stay in L2 and meet all of
 // these rows, six at once; the sums lie in L2 between the pieces of k. Lines of the piece that comes next are fetched meanwhile.
-// An Epilogue is one of kernels/linear/body.h, with one side and value(); its parameters p have m, n, k, out and ldo.
+// An Epilogue is one of kernels/linear/body.h, with one side; its parameters p have m, n, k, out and ldo. One without value() writes no bf16.
 #pragma once
 
 #include "dispatch/parallel.h"
@@ -28,11 +28,12 @@ inline void put_strips(const Epilogue& epilogue, const float* sums, int64_t firs
     for (int64_t j = 0; j < columns; j += 2 * W) {
       const float* at = sums + m * kStripColumns + j;
       const int64_t left = columns - j;
-      if (left >= 2 * W) {
-        const F low = epilogue.value(first + m, column + j, load(at), Whole{}), high = epilogue.value(first + m, column + j + W, load(at + W), Whole{});
-        put_line(static_cast<bf16*>(p.out) + (first + m) * p.ldo + column + j, low, high, false);
-        continue;
-      }
+      if constexpr (requires { &Epilogue::template value<Whole>; })
+        if (left >= 2 * W) {
+          const F low = epilogue.value(first + m, column + j, load(at), Whole{}), high = epilogue.value(first + m, column + j + W, load(at + W), Whole{});
+          put_line(static_cast<bf16*>(p.out) + (first + m) * p.ldo + column + j, low, high, false);
+          continue;
+        }
       epilogue.put(first + m, column + j, load(at), lesser(W, left));
       if (left > W) epilogue.put(first + m, column + j + W, load(at + W), left - W);
     }

@@ -1,0 +1,1 @@
+#include "kernels/fp8_experts/fp8_experts.inc"

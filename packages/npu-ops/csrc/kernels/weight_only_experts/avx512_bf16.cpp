@@ -1,0 +1,1 @@
+#include "kernels/weight_only_experts/weight_only_experts.inc"
