@@ -5,7 +5,7 @@
 #pragma once
 
 #include "dispatch/caches.h"
-#include "vector/vec.h"
+#include "vector/past_caches.h"
 
 namespace npu_ops {
 namespace {
@@ -69,7 +69,7 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
     for (int m = 0; m < kEight; ++m) v[m] = m < rows ? load_raw<__m512i>(row(m) + whole) : __m512i{};
     turn_parts(v);
 #pragma GCC unroll 8
-    for (int i = 0; i < kEight; ++i) memcpy(packed + (whole / kEightElements + i) * W, &v[i], sizeof v[i]);
+    for (int i = 0; i < kEight; ++i) PastCaches::put(packed + (whole / kEightElements + i) * W, v[i]);
   }
   bf16* to = reinterpret_cast<bf16*>(packed);
   for (int64_t m = 0; m < kEight; ++m) {
@@ -82,18 +82,20 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
   }
 }
 
-// So many rows, eight after eight.
+// So many rows, eight after eight, for all threads.
 template <class Row>
 inline void pack_eights(float* packed, const Row& row, int64_t rows, int64_t k) {
   for (int64_t m = 0; m < rows; m += kEight)
     pack_eight(packed + m / kEight * eight_size(k), [&](int64_t i) { return row(m + i); }, lesser(kEight, rows - m), k);
+  _mm_sfence();
 }
 
 // c[r][ldc], a row of x in each of the first S * 8 lanes, = R weight rows, `stride` elements apart, by S times eight packed rows of x, k elements of each.
-// Meanwhile the rows of the tile at `next` come into L1, or L2, one whole row after the other: in an order of their own, not in that in which they are
-// multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
+// Meanwhile the rows of the tile at `next` come into L1, or L2, one whole row after the other: in an order of their own, not in that in which they
+// are multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
 template <int S, int R>
-__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next, bool near) {
+__attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next,
+                                          bool near) {
   constexpr int64_t kLine = 32;  // elements of a cache line
   constexpr int kTurns = S == 1 ? 2 : 1;  // one after the other: so few products would wait for those before them
   F acc[kTurns][S][R] = {};
@@ -155,7 +157,8 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
 }
 
 template <int S, int R = kEightTile>
-inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next, bool near) {
+inline void some_eight_rows(int64_t rows, float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next,
+                            bool near) {
   if constexpr (R > 0) {
     if (rows == R) return eight_tile<S, R>(c, ldc, w, stride, x, k, next, near);
     some_eight_rows<S, R - 1>(rows, c, ldc, w, stride, x, k, next, near);
@@ -167,8 +170,10 @@ template <int S>
 inline void eight_product(float* c, int64_t ldc, int64_t rows, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next,
                           const EightWay& way) {
   const int64_t tile = way.tile(S, k);
-  for (int64_t i = 0; i < rows; i += tile)
-    some_eight_rows<S>(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, i + tile < rows ? w + (i + tile) * stride : next, way.near);
+  for (int64_t i = 0; i < rows; i += tile) {
+    const bf16* then = i + tile < rows ? w + (i + tile) * stride : next;
+    some_eight_rows<S>(lesser(tile, rows - i), c + i * ldc, ldc, w + i * stride, stride, x, k, then, way.near);
+  }
 }
 
 #endif

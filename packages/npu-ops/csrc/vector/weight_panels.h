@@ -7,6 +7,7 @@
 
 #include "vector/gemm.h"
 #include "vector/panel_pairs.h"
+#include "vector/past_caches.h"
 
 namespace npu_ops {
 namespace {
@@ -35,8 +36,8 @@ struct WeightPanel<bf16> {
 #endif
   static NPU_INLINE int64_t size(int64_t k) { return (k + 1) / 2 * kPanel; }
 
-  // Up to 2W rows of k elements; rows past n and what is past k read as zero. `row(i)` gives a row's address.
-  template <class Row>
+  // Up to 2W rows of k elements; rows past n and what is past k read as zero. `row(i)` gives a row's address. To: where most lines go.
+  template <class To = IntoCache, class Row>
   static NPU_INLINE void pack(float* panel, const Row& row, int64_t n, int64_t k) {
     for (int64_t first = 0; first < kPanel; first += W) {
       const bf16* p[W];
@@ -49,7 +50,13 @@ struct WeightPanel<bf16> {
           for (int i = 0; i < W; ++i) r[i] = load_raw<F>(p[i] + j);
           transpose(r);
 #pragma GCC unroll 16
-          for (int i = 0; i < W; ++i) store(panel + (j / 2 + i) * kPanel + first, r[i]);
+          for (int i = 0; i < W; ++i) {
+#if defined(NPU_AVX512)
+            To::put(panel + (j / 2 + i) * kPanel + first, (__m512i)r[i]);
+#else
+            store(panel + (j / 2 + i) * kPanel + first, r[i]);
+#endif
+          }
         }
       for (; j < k; j += 2 * W) {
         bf16 rest[W][2 * W] = {};

@@ -9,6 +9,7 @@
 #include "dispatch/batch_invariance.h"
 #include "kernels/weight_only_linear/weight_only_linear.h"
 #include "vector/panels.h"
+#include "vector/past_caches.h"
 #if defined(NPU_AMX)
 #include "vector/panel_tiles.h"
 #endif
@@ -100,6 +101,21 @@ inline void digits_of_row(const Digits& d, int64_t m, const T* x, int64_t size, 
       for (int64_t k = count; k < d.stride; ++k) values[k] = 0;
     }
   }
+}
+
+// The same for all threads.
+template <class T>
+inline void shared_digits_of_row(const Digits& d, int64_t m, const T* x, int64_t size, const int32_t* order) {
+#if defined(NPU_AVX512)
+  const int64_t rows = kDigits<T>, elements = rows * d.ld;
+  Digits own = d.rows(m * rows);
+  own.values = static_cast<int16_t*>(thread_scratch(1, sizeof(int16_t) * elements));
+  digits_of_row<T>(own, 0, x, size, order);
+  copy_past_caches(d.values + m * elements, own.values, sizeof(int16_t) * elements);
+  _mm_sfence();
+#else
+  digits_of_row<T>(d, m, x, size, order);
+#endif
 }
 
 // ---- sums to results ----
@@ -328,7 +344,7 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
 #endif
   const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, 4);
   parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), p.k, p.order);
+    for (int64_t i = begin; i < end; ++i) shared_digits_of_row<T>(d, i, row(i), p.k, p.order);
   });
   const int64_t together = panels_at_a_time(p.m), grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
   parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
