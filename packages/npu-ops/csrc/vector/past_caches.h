@@ -1,7 +1,7 @@
 // Lines written past the caches, for other threads to read from memory.
 //
-// Where cores have no L3 in common, what one of them has written comes to another at a tenth of the memory's speed: two loops of a Zen 4 whose
-// two cores were on two L3s took 2.4 GB/s. Whoever writes so ends with a fence.
+// Where cores have no L3 in common, what one of them has written comes to another slower than memory does: layers of a Zen 4 whose two cores
+// were presumably on two L3s lost what some 2.4 GB/s explain. Whoever writes so ends with a fence.
 #pragma once
 
 #include "vector/vec.h"
