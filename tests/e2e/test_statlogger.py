@@ -102,7 +102,8 @@ async def load(server: Server, levels: tuple[int, ...] = LEVELS) -> Counter[str]
             body = {
                 "model": server.name,
                 "prompt": prompt,
-                "max_tokens": 4 + number % 5,
+                # So long that the engine has all the requests that it takes, however fast it is.
+                "max_tokens": 48 + number % 5,
                 "temperature": 0,
                 "ignore_eos": True,
             }
@@ -245,8 +246,7 @@ def test_every_step_has_a_line_and_they_add_up(run: Run) -> None:
     assert sum(step.generation_tokens for step in steps) == run.usage["completion_tokens"]
     assert sum(step.prompt_tokens + step.cached_tokens for step in steps) == run.usage["prompt_tokens"]
     assert sum(step.finished for step in steps) == run.requests
-    # Answers are short: beside other work the server may bring fewer than the engine takes.
-    assert 1 < max(step.running for step in steps) <= 8
+    assert max(step.running for step in steps) == 8
 
 
 @pytest.mark.nightly

@@ -24,6 +24,9 @@ struct PlainRows {
   int64_t stride;
 };
 
+// Elements from a prepared row of x to the next: no power of two, or rows would share a few sets of the cache.
+NPU_INLINE int64_t plain_stride(int64_t k) { return ceil_div(k, kTileDepth) * kTileDepth + kTileDepth; }
+
 // Elements that a strip takes, or 16 rows of x as tiles.
 template <class E = bf16>
 NPU_INLINE int64_t packed_tiles(int64_t k) {
