@@ -66,8 +66,8 @@ Tensor fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor ids
   // the workspace is the device's, so that it is accounted for, and as long-lived as a graph that records this
   const int64_t activated_rows = pairs + (kSliceRows - 1) * std::min(pairs, experts);
   Tensor activated = empty(Sizes{activated_rows, (width + kActivatedStep - 1) / kActivatedStep * kActivatedStep}, x);
-  // only the way of few tokens adds up in one order whatever their number; else this is room for the tier that takes most of them so
-  const int64_t few = batch_invariant() ? pairs : 2 * kFewTokens;
+  // only the way of few tokens adds up in one order whatever their number
+  const int64_t few = batch_invariant() ? pairs : kFewTokens;
   const int64_t packed_rows = std::min(pairs, few * experts), packed_width = (std::max(hidden, width) + 63) / 64 * 64 + 64;
   Tensor packed = empty({packed_rows * packed_width}, x, ScalarType::Float);
   Tensor lists = empty({6 * experts + pairs}, x, ScalarType::Int);

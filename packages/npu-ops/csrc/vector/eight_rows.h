@@ -82,6 +82,16 @@ inline void pack_eight(float* packed, const Row& row, int64_t rows, int64_t k) {
   }
 }
 
+// Four elements of eight rows, a row in each of the first eight lanes, as pack_eight has them.
+NPU_INLINE void put_eight(bf16* to, const F (&elements)[kEightElements]) {
+  alignas(64) static constexpr uint16_t kFours[] = {0, 16, 32, 48, 1, 17, 33, 49, 2, 18, 34, 50, 3, 19, 35, 51,
+                                                    4, 20, 36, 52, 5, 21, 37, 53, 6, 22, 38, 54, 7, 23, 39, 55};
+  const __m512i first = (__m512i)_mm512_cvtne2ps_pbh((__m512)elements[1], (__m512)elements[0]);
+  const __m512i second = (__m512i)_mm512_cvtne2ps_pbh((__m512)elements[3], (__m512)elements[2]);
+  const __m512i line = _mm512_permutex2var_epi16(first, load_raw<__m512i>(kFours), second);
+  memcpy(to, &line, sizeof line);
+}
+
 // So many rows, eight after eight, for all threads.
 template <class Row>
 inline void pack_eights(float* packed, const Row& row, int64_t rows, int64_t k) {

@@ -7,7 +7,7 @@
 //   fetch(pair, from, depth): what fetches the same into L2: `lines` in all, some whenever it is called
 #pragma once
 
-#include "vector/vec.h"
+#include "vector/past_caches.h"
 
 namespace npu_ops {
 namespace {
@@ -43,7 +43,35 @@ struct FetchLines {
   }
 };
 
+// The weight rows of `columns` columns of the result: one each, or a gate's and an up's.
+struct WeightBlock {
+  const bf16* side[2];
+  int64_t sides;
+  int64_t stride;  // elements from a row to the next
+  int64_t columns;
+};
+
 #if defined(NPU_AVX512_BF16)
+// Up to a tile's depth of elements, the rest zero.
+template <class E>
+NPU_INLINE F load_depth(const E* p, int64_t n) {
+  if (n >= kTileDepthOf<E>) return load_raw<F>(p);
+  F v = {};
+  memcpy(&v, p, sizeof(E) * n);
+  return v;
+}
+
+// Up to 16 rows of x, `row(i)` their addresses, as a strip.
+template <class To = IntoCache, class Row>
+inline void pack_strip(bf16* out, const Row& row, int64_t rows, int64_t k) {
+  for (int64_t j = 0; j < k; j += kTileDepth) {
+    F r[kTileSide];
+    for (int64_t i = 0; i < kTileSide; ++i) r[i] = i < rows ? load_depth(row(i) + j, k - j) : F{};
+    transpose(r);
+    for (int64_t i = 0; i < kTileSide; ++i) To::put(out + j * kTileSide + i * kTileDepth, (__m512i)r[i]);
+  }
+}
+
 // One line of a row of the result.
 NPU_INLINE void put_line(bf16* to, F low, F high, bool stream) {
   const __m512i line = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);

@@ -15,14 +15,6 @@
 namespace npu_ops {
 namespace {
 
-// The weight rows of `columns` columns of the result: one each, or a gate's and an up's.
-struct WeightBlock {
-  const bf16* side[2];
-  int64_t sides;
-  int64_t stride;  // elements from a row to the next
-  int64_t columns;
-};
-
 constexpr int64_t kStripGroups = 4;  // groups of 16 rows of x that meet a strip at once: their sums fill four tiles
 constexpr int64_t kStripPasses = 2;  // of a strip, the first from memory and the next from L2: with more it is better copied
 constexpr int64_t kTileElements = kTileSide * kTileSide;

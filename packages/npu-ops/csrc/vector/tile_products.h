@@ -26,26 +26,6 @@ NPU_INLINE TileRows rows_for_tiles(const bf16* data, int64_t stride, int64_t row
   return {data, stride, lesser(kTileSide, greater(0, rows))};
 }
 
-// Up to a tile's depth of elements, the rest zero.
-template <class E>
-NPU_INLINE F load_depth(const E* p, int64_t n) {
-  if (n >= kTileDepthOf<E>) return load_raw<F>(p);
-  F v = {};
-  memcpy(&v, p, sizeof(E) * n);
-  return v;
-}
-
-// Packs up to 16 rows of x, `row(i)` their addresses.
-template <class Row>
-inline void pack_for_tiles(bf16* out, const Row& row, int64_t rows, int64_t k) {
-  for (int64_t j = 0; j < k; j += kTileDepth) {
-    F r[kTileSide];
-    for (int64_t i = 0; i < kTileSide; ++i) r[i] = i < rows ? load_depth(row(i) + j, k - j) : F{};
-    transpose(r);
-    for (int64_t i = 0; i < kTileSide; ++i) memcpy(out + j * kTileSide + i * kTileDepth, &r[i], sizeof(F));
-  }
-}
-
 // Row i of tiles of A that lie one after the other, [groups of 16 rows][packed_tiles(k)].
 template <class E>
 NPU_INLINE void row_of_tiles(E* tiles, int64_t i, const E* x, int64_t k) {

@@ -147,29 +147,6 @@ NPU_INLINE void put_lanes(bf16* out, int64_t ldo, int64_t rows, const Lanes& lan
   for (int64_t i = 0; i < rows; ++i) memcpy(out + i * ldo, &y[i], sizeof y[i]);
 }
 
-// As block_product (weight_panels.h), where the rows of a panel lie a stride apart. Takes the thread's scratch slots 0, 1.
-template <class X, class Row, class Rows>
-inline void turned_block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k) {
-  const int64_t panels = ceil_div(count, kPanel), size = WeightPanel<bf16>::size(k), ldc = panels * kPanel;
-  float* turned = static_cast<float*>(thread_scratch(0, sizeof(float) * panels * size));
-  float* sums = static_cast<float*>(thread_scratch(1, sizeof(float) * kBlockColumns * ldc));
-  for (int64_t q = 0; q < panels; ++q)
-    WeightPanel<bf16>::pack(turned + q * size, [&](int64_t i) { return x(q * kPanel + i); }, count - q * kPanel, k);
-  for (int64_t q = 0; q < panels; q += kTurnedPanels)
-    for (int64_t j = 0; j < kBlockPanels; ++j) {
-      if (rows(j) <= 0) continue;
-      const bf16* w = row(j * kPanel);
-      const int64_t stride = rows(j) > 1 ? row(j * kPanel + 1) - w : 0;
-      turned_product(sums + j * kPanel * ldc + q * kPanel, ldc, rows(j), w, stride, TurnedPanels{turned + q * size, size, count - q * kPanel}, k, false);
-    }
-  for (int64_t m = 0; m < count; m += W)
-    for (int64_t j = 0; j < kBlockColumns; j += W) {
-      F y[W];
-      turn_back(y, [&](int64_t i) { return sums + (j + i) * ldc + m; });
-      for (int64_t i = 0; i < W && m + i < count; ++i) store(c + (m + i) * kBlockColumns + j, y[i]);
-    }
-}
-
 #endif
 
 }  // namespace
