@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks import results, rounded
-from tests.benchmarks.engine_cases import ONE_STEP, SHAPES, weight_bytes
+from tests.benchmarks.engine_cases import ONE_STEP, SHAPES, has_experts, weight_bytes
 
 # By the kernels' tier: how many times the best peer, for each case.
 TIMES = {
@@ -49,13 +49,15 @@ class Bar:
 def judged(record: dict[str, Any]) -> list[Bar]:
     """Return every goal that the record can be judged by."""
     tier = tier_of(record)
+    if has_experts(SHAPES.get(record.get("shape"), {})):
+        return [*not_slower(record), *of_memory(record)]
     if record.get("weights") in rounded.NAMES:
-        return steps_of_rounded(record)
+        return not_slower(record)
     return [*starts(record, tier), *beside_peers(record, tier), *of_memory(record), *outside_kernels(record)]
 
 
-def steps_of_rounded(record: dict[str, Any]) -> list[Bar]:
-    """Return the bars of prompts and steps beside the best peer and, with weights of 4 bits, of steps."""
+def not_slower(record: dict[str, Any]) -> list[Bar]:
+    """Return the bars of what has no multiples for goals: prompts and steps beside the best peer and, with weights of 4 bits, of steps."""
     bars, steps = [], FOUR_BITS if record["weights"] == rounded.NAME else {}
     for case in cases_of(record):
         ours, best = results.seconds(record, "npu", case), best_peer(record, case)

@@ -9,9 +9,7 @@ from typing import Any
 
 def write_shape(folder: Path, shape: dict[str, Any]) -> None:
     """Write a configuration alone, for ``load_format="dummy"``: vLLM makes the weights."""
-    import transformers
-
-    transformers.Qwen3Config(**shape).save_pretrained(folder)
+    configuration(shape).save_pretrained(folder)
 
 
 def write_model(folder: Path, shape: dict[str, Any]) -> None:
@@ -24,7 +22,14 @@ def write_model(folder: Path, shape: dict[str, Any]) -> None:
     from npu_platform.demo import MODEL
 
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**shape), dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(configuration(shape), dtype=torch.bfloat16)
     model.save_pretrained(folder)
     for file in MODEL.glob("*token*"):
         shutil.copy(file, folder)
+
+
+def configuration(shape: dict[str, Any]) -> Any:
+    """Return transformers' configuration of a shape."""
+    import transformers
+
+    return transformers.AutoConfig.for_model(**shape)

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import checkpoint, draw, machine, pages, peer, results, rounded
-from tests.benchmarks.engine_cases import CHOICES, FILLED, SHAPES
+from tests.benchmarks.engine_cases import CHOICES, FILLED, SHAPES, has_experts
 from tests.benchmarks.engine_together import round_of, started_now
 from tests.benchmarks.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 LLAMA, BF16 = "llama.cpp", "bfloat16"
+MIXTURE = "mixture"
 RECORDS = {BF16: "engine", rounded.NAME: "four_bits", rounded.FP8: "fp8", rounded.INT8: "int8"}
 HOURS = 4 * 3600  # a turn that takes longer hangs
 
@@ -63,7 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
         msg = f"no contestant {unknown} here: there are {sorted(chosen)} (nox -s bench makes what can be made)."
         raise SystemExit(msg)
     chosen = {name: chosen[name] for name in options.contestants}
-    file = Path(options.results or pages.folder()) / f"{RECORDS[options.weights]}.json"
+    name = MIXTURE if has_experts(SHAPES[options.shape]) else RECORDS[options.weights]
+    file = Path(options.results or pages.folder()) / f"{name}.json"
     with tempfile.TemporaryDirectory() as folder:
         record = measure(chosen, options, Path(folder), file)
     results.write(file, record)
@@ -89,10 +91,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-split", action="store_true", help="do not profile our steps at the end")
     parser.add_argument("--results", help="folder for engine.json and its pages (default: docs/benchmarks/MACHINE)")
     options = parser.parse_args(arguments)
-    few = options.quick and options.weights == BF16
-    options.cases = options.cases or ("quick" if few else "whole" if options.weights == BF16 else rounded.NAME)
+    few, experts = options.quick and options.weights == BF16, has_experts(SHAPES[options.shape])
+    if experts and (options.weights != BF16 or LLAMA in (options.contestants or ())):
+        msg = f"--shape {options.shape!r} is for vLLM's engines in {BF16}: leave out --weights, and {LLAMA} of --contestants."
+        parser.error(msg)
+    usual = "quick" if few else "whole" if options.weights == BF16 else rounded.NAME
+    options.cases = options.cases or (MIXTURE if experts else usual)
     if options.contestants is None:
-        options.contestants = [name for name in contestants(options) if not few or name in ("npu", "vllm", LLAMA)]
+        few_names = ("npu", "vllm", LLAMA)
+        options.contestants = [name for name in contestants(options) if not (few or experts) or name in few_names]
     return options
 
 
@@ -115,7 +122,7 @@ def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
                 Contestant(f"{name}-float32", f"{label}, float32", python, float32, environ),
                 Contestant(f"{name}-float32-eager", f"{label}, float32, eager", python, eager | float32, environ),
             ]
-    if options.llama:
+    if options.llama and not has_experts(SHAPES[options.shape]):
         found.append(Contestant(LLAMA, LLAMA, options.llama))
     return {one.name: one for one in found}
 

@@ -41,8 +41,23 @@ QWEN3_8B = QWEN3_06B | {
     "num_attention_heads": 32,
     "tie_word_embeddings": False,
 }
+# Experts: two engines of all 48 layers would need 120 GB, these need 12.
+MIXTURE = QWEN3_06B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 # For the test of this harness: nothing that it measures is worth a look.
-TINY = QWEN3_06B | {
+TINY_SIZES = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -53,7 +68,14 @@ TINY = QWEN3_06B | {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
-SHAPES = {"Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
+TINY = QWEN3_06B | TINY_SIZES
+TINY_MIXTURE = MIXTURE | TINY_SIZES | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+SHAPES = {
+    "Qwen3-0.6B": QWEN3_06B,
+    "4 layers of Qwen3-30B-A3B": MIXTURE,
+    "tiny": TINY,
+    "tiny mixture": TINY_MIXTURE,
+}
 ONE_STEP = "decode batch 1 context 64"
 """The case whose step does little more than to read all weights once."""
 BLOCK = 128  # tokens, the peer's; ours are not larger
@@ -123,9 +145,9 @@ def prefills(*lengths: int) -> list[Case]:
     return [Case("prefill", length, samples=5 if length < 1024 else 2 if length < 8192 else 1) for length in lengths]
 
 
+MANY = [*prefills(128, 512, 2048), *(Case("decode", 64, batch) for batch in (1, 8, 32, 64))]
 QUICK = [
-    *prefills(128, 512, 2048),
-    *(Case("decode", 64, batch) for batch in (1, 8, 32, 64)),
+    *MANY,
     *(Case("decode", context) for context in (512, 4096, 16384, 32000)),
 ]
 WHOLE = [
@@ -149,6 +171,7 @@ HOST = [
 FOUR_BITS = [*prefills(128, 512, 2048), *(Case("decode", 64, batch) for batch in (1, 8, 32))]
 CHOICES = {
     "quick": QUICK,
+    "mixture": MANY,
     "whole": WHOLE,
     "trial": TRIAL,
     "split": SPLIT,
@@ -167,11 +190,17 @@ def answer_each(cases: list[Case], first: dict[str, Any], measured: Callable[[Ca
 
 
 def weight_bytes(shape: dict[str, object], item: int = 2) -> int:
-    """Return what a decode step must read of the weights at least: all layers and the tied head once."""
+    """Return what a step of one sequence must read of the weights at least: all layers, of experts those chosen, and the head once."""
     n = {key: value for key, value in shape.items() if isinstance(value, int)}
     attention = (2 * n["num_attention_heads"] + 2 * n["num_key_value_heads"]) * n["head_dim"] * n["hidden_size"]
-    layer = attention + 3 * n["hidden_size"] * n["intermediate_size"]
+    width = n["num_experts_per_tok"] * n["moe_intermediate_size"] if has_experts(shape) else n["intermediate_size"]
+    layer = attention + n["hidden_size"] * (3 * width + n.get("num_experts", 0))
     return item * (n["num_hidden_layers"] * layer + n["vocab_size"] * n["hidden_size"])
+
+
+def has_experts(shape: dict[str, object]) -> bool:
+    """Return whether its layers are mixtures of experts."""
+    return "num_experts" in shape
 
 
 def longest(cases: list[Case]) -> int:

@@ -12,7 +12,17 @@ import pytest
 from npu_platform.start_times import StartTimes
 from tests.benchmarks import draw, engine, features, pages, peer, results, rounded, runners, serve, split, start, tiers
 from tests.benchmarks.bars import judged
-from tests.benchmarks.engine_cases import CHOICES, QUICK, QWEN3_06B, TINY, WHOLE, cache_bytes, longest, weight_bytes
+from tests.benchmarks.engine_cases import (
+    CHOICES,
+    QUICK,
+    QWEN3_06B,
+    TINY,
+    TINY_MIXTURE,
+    WHOLE,
+    cache_bytes,
+    longest,
+    weight_bytes,
+)
 from tests.benchmarks.engine_together import Asked
 from tests.benchmarks.kvconnector_new import PROMPTS, pairs_table
 from tests.benchmarks.limits import Limits
@@ -54,12 +64,13 @@ def three() -> dict:
 
 
 @pytest.mark.nightly
-def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("shape", "name"), [("tiny", "engine"), ("tiny mixture", "mixture")])
+def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch, shape, name):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one import of vLLM in place of two
     engine.main(
         [
             "--shape",
-            "tiny",
+            shape,
             "--cases",
             "trial",
             "--contestants",
@@ -71,15 +82,24 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch):
             str(tmp_path),
         ]
     )
-    kept = results.read(tmp_path / "engine.json")
+    kept = results.read(tmp_path / f"{name}.json")
     (ours,) = kept["turns"]
     for case in CHOICES["trial"]:
         assert len(ours["seconds"][case.name]) == case.samples
     assert ours["versions"]["platform"] == "NPUPlatform"
-    page = (tmp_path / "engine.md").read_text()
+    page = (tmp_path / f"{name}.md").read_text()
     assert f"**{ours['versions']['tier']}**" in page
     assert "decode batch 2 context 64" in page
-    assert not (tmp_path / "engine.part.json").exists()
+    assert not (tmp_path / f"{name}.part.json").exists()
+
+
+def test_mixtures_are_for_vllms_engines(capsys):
+    mixture = ["--shape", "tiny mixture"]
+    assert engine.parse([*mixture, "--peer-python", "python", "--llama", "folder"]).contestants == ["npu", "vllm"]
+    assert engine.parse(mixture).cases == "mixture"
+    with pytest.raises(SystemExit):
+        engine.parse([*mixture, "--weights", "4-bit"])
+    assert "leave out --weights" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -331,6 +351,12 @@ def test_llama_cpp_gets_the_same_shape(tmp_path):
     # The table of embeddings is the head as well, so a step reads every matrix once.
     assert sum(int(tensor.n_bytes) for tensor in matrices) == weight_bytes(TINY)
     assert {tuple(map(int, t.shape)) for t in tensors if t.name == "blk.1.ffn_down.weight"} == {(128, 64)}
+
+
+def test_a_step_of_a_mixture_reads_the_experts_that_are_chosen():
+    n = TINY_MIXTURE
+    attention, experts = 6 * 32 * 64, 2 * 3 * 64 * 32 + 64 * 8
+    assert weight_bytes(n) == 2 * (2 * (attention + experts) + 512 * 64)
 
 
 def test_the_cache_holds_every_case():
