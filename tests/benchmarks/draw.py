@@ -15,7 +15,7 @@ import matplotlib as mpl
 from tests.benchmarks import pages, results
 from tests.benchmarks.bars import OUTSIDE as HOST_BAR
 from tests.benchmarks.bars import cases_of, judged, tier_of
-from tests.benchmarks.split import GROUPS, OTHER, OUTSIDE
+from tests.benchmarks.split import EXPERTS, GROUPS, OTHER, OUTSIDE
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
@@ -141,11 +141,14 @@ def bars(record: dict[str, Any]) -> str:
 
 
 def split(record: dict[str, Any]) -> str:
-    """Return the share of each group of kernels in our steps."""
-    lines = ["| step | ms | " + " | ".join((*GROUPS, OTHER, OUTSIDE)) + " |", "|---" * (len(GROUPS) + 4) + "|"]
+    """Return the share of each group of kernels in our steps; a column of experts where a model has some."""
+    shares = {case: grouped(one) for case, one in record["split"].items()}
+    shown = [
+        group for group in (*GROUPS, OTHER, OUTSIDE) if group != EXPERTS or any(one[group] for one in shares.values())
+    ]
+    lines = ["| step | ms | " + " | ".join(shown) + " |", "|---" * (len(shown) + 2) + "|"]
     for case, one in record["split"].items():
-        shares = grouped(one)
-        cells = (f"{share:.0%}" for share in shares.values())
+        cells = (f"{shares[case][group]:.0%}" for group in shown)
         lines.append(f"| {case} | {one['wall_ms']:.1f} | " + " | ".join(cells) + " |")
     return (
         "\n".join(lines)

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from tests.benchmarks.engine_contestant import Timer
 
 # What the tables add up; the first word that a kernel's name contains decides.
+EXPERTS = "experts"
 GROUPS = {
     "linear layers": ("linear", "mm", "matmul"),
+    EXPERTS: ("experts",),
     "attention and its cache": ("attention", "reshape_and_cache", "cache"),
     "norms, rotation, activation": ("norm", "rotary", "silu", "gelu"),
     "sampling": ("argmax", "top_k", "top_p", "sample", "exponential", "softmax"),

@@ -95,7 +95,7 @@ def test_a_trial_ends_in_a_record_and_a_page(tmp_path, monkeypatch, shape, name)
 
 def test_mixtures_are_for_vllms_engines(capsys):
     mixture = ["--shape", "tiny mixture"]
-    assert engine.parse([*mixture, "--peer-python", "python", "--llama", "folder"]).contestants == ["npu", "vllm"]
+    assert engine.parse([*mixture, "--llama", "folder"]).contestants == ["npu"]
     assert engine.parse(mixture).cases == "mixture"
     with pytest.raises(SystemExit):
         engine.parse([*mixture, "--weights", "4-bit"])

@@ -9,9 +9,9 @@
 //     slice.from and on of all
 // and, for pass 0 (gate and up) and 1 (down):
 //   Rows rows<T>(pass, routing, row, parallel): the rows that the pass multiplies; row(i) is the address of the i-th sorted pair's
-//   product<T>(y, ldy, rows, pass, up, slice, column, columns): y[slice.count][columns] = the slice's rows by its expert's weight rows
-//     [column, column + columns), of the up projection if `up`; in float, scaled, without bias. `column` is a multiple of kItemColumns.
-//     It may use the thread's scratch slots 0 to 2, and `rows` the caller's first six.
+//   product<T>(y, ldy, rows, block, next): y[count of the block's slice][columns] = the slice's rows by the block's weight rows, in float, scaled,
+//     without bias. `next`: the block that the thread takes after this one, or null. It may use the thread's scratch slots 0 to 2, and `rows`
+//     the caller's first six.
 #pragma once
 
 #include "kernels/moe/gate.h"
@@ -22,6 +22,14 @@ namespace npu_ops::NPU_TIER {
 namespace {
 
 constexpr int64_t kItemColumns = 64;  // of a work item
+
+// Weight rows [column, column + columns) of a slice's expert, of the up projection if `up`. `column` is a multiple of kItemColumns.
+struct ExpertBlock {
+  int pass;
+  bool up;
+  const ExpertSlice* slice;
+  int64_t column, columns;
+};
 
 // fn(slice, i) for each sorted pair
 template <class Fn>
@@ -38,16 +46,22 @@ inline void for_pairs_of(const Routing& r, int64_t grain, const Parallel& parall
 template <class T, ExpertActivation A, class Format>
 inline void gates_and_ups(const ExpertsParams& p, const Routing& r, const Format& format, const typename Format::Rows& rows, T* activated,
                           const Parallel& parallel) {
-  const int64_t blocks = ceil_div(p.width, kItemColumns);
-  parallel(r.num_slices * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t blocks = ceil_div(p.width, kItemColumns), items = r.num_slices * blocks;
+  const auto block_of = [&](int64_t item) {
+    const int64_t column = item % blocks * kItemColumns;
+    return ExpertBlock{0, false, r.slices + item / blocks, column, lesser(kItemColumns, p.width - column)};
+  };
+  parallel(items, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const ExpertSlice& slice = r.slices[item / blocks];
-      const int64_t column = item % blocks * kItemColumns, columns = lesser(kItemColumns, p.width - column), ldy = 2 * kItemColumns;
+      const ExpertBlock gate = block_of(item), next = block_of(lesser(item + 1, items - 1));
+      const ExpertBlock up{0, true, gate.slice, gate.column, gate.columns}, *behind = parallel.goes_on(item, items) ? &next : nullptr;
+      const ExpertSlice& slice = *gate.slice;
+      const int64_t ldy = 2 * kItemColumns;
       float* y = static_cast<float*>(thread_scratch(3, sizeof(float) * slice.count * ldy));
-      for (int up = 0; up <= p.gated; ++up)
-        format.template product<T>(y + up * kItemColumns, ldy, rows, 0, up, slice, column, columns);
+      format.template product<T>(y, ldy, rows, gate, p.gated ? &up : behind);
+      if (p.gated) format.template product<T>(y + kItemColumns, ldy, rows, up, behind);
       for (int64_t i = slice.from; i < slice.from + slice.count; ++i)
-        activate_pair<T, A, kItemColumns>(p, slice.expert, r.order[i], column, columns, y + (i - slice.from) * ldy, kItemColumns,
+        activate_pair<T, A, kItemColumns>(p, slice.expert, r.order[i], gate.column, gate.columns, y + (i - slice.from) * ldy, kItemColumns,
                                           activated + i * p.width);
     }
   });
@@ -80,7 +94,8 @@ inline void downs(const ExpertsParams& p, const Routing& r, const Format& format
       for (int64_t s = 0; s < r.num_slices; ++s) {
         const ExpertSlice& slice = r.slices[s];
         float* y = static_cast<float*>(thread_scratch(3, sizeof(float) * slice.count * kItemColumns));
-        format.template product<T>(y, kItemColumns, rows, 1, 0, slice, column, columns);
+        const ExpertBlock block{1, false, &slice, column, columns}, next{1, false, &slice + 1, column, columns};
+        format.template product<T>(y, kItemColumns, rows, block, s + 1 < r.num_slices ? &next : nullptr);
         add_weighted<T>(p, r, slice, column, columns, y, total);
       }
       T* out = static_cast<T*>(p.out) + column;
