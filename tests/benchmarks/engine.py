@@ -4,7 +4,8 @@ Contestants are ours, vLLM's CPU backend in its variants and llama.cpp, on the s
 turn is a process of its own that measures every case; the order of the turns is reversed from round to round (ABBA), and
 before each turn what the machine reads and multiplies at that moment is measured. With ``--together`` those of a round are up
 at once and take turns case by case (``tests.benchmarks.engine_together``). With ``--weights 4-bit`` (or fp8, or
-int8) they are rounded (``tests.benchmarks.rounded``), and the record is four_bits.json (fp8.json, int8.json).
+int8) they are rounded (``tests.benchmarks.rounded``), and the record is four_bits.json (fp8.json, int8.json). With a
+``--shape`` of experts it is mixture.json, and llama.cpp has no turn.
 """
 
 from __future__ import annotations

@@ -343,6 +343,15 @@ def test_shares_of_a_step_add_up():
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+def test_only_a_model_with_experts_has_a_column_of_them():
+    ms = {"npu_ops::linear": 4.0, "npu_ops::fused_experts": 10.0, "npu_ops::select_experts": 2.0}
+    steps = {"decode batch 1 context 64": {"wall_ms": 20.0, "kernels_ms": ms}}
+    assert "| step | ms | linear layers | experts |" in draw.split({"split": steps})
+    assert "| 20.0 | 20% | 60% |" in draw.split({"split": steps})
+    del ms["npu_ops::fused_experts"], ms["npu_ops::select_experts"]
+    assert "experts" not in draw.split({"split": steps})
+
+
 def test_llama_cpp_gets_the_same_shape(tmp_path):
     write_model(tmp_path / "model.gguf", TINY)
     tensors = gguf.GGUFReader(tmp_path / "model.gguf").tensors
