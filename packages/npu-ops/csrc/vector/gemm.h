@@ -249,18 +249,21 @@ NPU_INLINE void store_sums(float* out, F a, F b, F c, F d) {
 }
 
 #if defined(NPU_AVX512)
+// Of each four lanes of a and b the sums of neighbours, a's and then b's.
+NPU_INLINE F sums_of_pairs(F a, F b) {
+  return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+         __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+}
+
 // to[m * ld + r] = the sum of v[r][m], added up in the order of store_sums, with two thirds of its shuffles.
 NPU_INLINE void store_sixteen_sums(float* to, int64_t ld, const F (&v)[4][4]) {
   const auto halves = [](F a, F b) __attribute__((always_inline)) {
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
            __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
   };
-  const auto pairs = [](F a, F b) __attribute__((always_inline)) {
-    return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-           __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-  };
   const auto two = [&](int m) __attribute__((always_inline)) {
-    return pairs(pairs(halves(v[0][m], v[0][m + 1]), halves(v[1][m], v[1][m + 1])), pairs(halves(v[2][m], v[2][m + 1]), halves(v[3][m], v[3][m + 1])));
+    return sums_of_pairs(sums_of_pairs(halves(v[0][m], v[0][m + 1]), halves(v[1][m], v[1][m + 1])),
+                         sums_of_pairs(halves(v[2][m], v[2][m + 1]), halves(v[3][m], v[3][m + 1])));
   };
   const F a = two(0), b = two(2);
   const F sums = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
