@@ -73,6 +73,7 @@ TINY_MIXTURE = MIXTURE | TINY_SIZES | {"moe_intermediate_size": 32, "num_experts
 SHAPES = {
     "Qwen3-0.6B": QWEN3_06B,
     "4 layers of Qwen3-30B-A3B": MIXTURE,
+    "2 layers of Qwen3-30B-A3B": MIXTURE | {"num_hidden_layers": 2},  # for peers that keep every weight twice
     "tiny": TINY,
     "tiny mixture": TINY_MIXTURE,
 }

@@ -16,6 +16,8 @@ MIXTURES = {
     "gpt-oss-20b": {"hidden": 2880, "width": 2880, "experts": 32, "top_k": 4},
 }
 ROWS = (1, 8, 32, 64, 512)
+GROUPS_OF_EIGHT = {"qwen3-30b-a3b": {"heads": 32, "kv_heads": 4, "size": 128}}
+"""Eight heads of a query share one of a key: attention alone."""
 BATCHES = (1, 8, 32)
 CONTEXTS = (512, 4096)
 VOCABULARY = 151_936
@@ -65,7 +67,7 @@ def linear_cases() -> list[Case]:
 def attention_cases() -> list[Case]:
     """Decode over a paged cache, whole prompts, and a chunk of a long one."""
     cases = []
-    for model, m in MODELS.items():
+    for model, m in (MODELS | GROUPS_OF_EIGHT).items():
         pair = 4 * m["heads"] * m["size"]
         token = 4 * m["kv_heads"] * m["size"]
         shape = {name: m[name] for name in ("heads", "kv_heads", "size")}
