@@ -191,13 +191,6 @@ NPU_EMULATED_CALL __m512i permutex2var_epi8(__m512i a, __m512i index, __m512i b)
   for (int i = 0; i < 64; ++i) to[i] = at[i] & 64 ? second[at[i] & 63] : first[at[i] & 63];
   return as<__m512i>(to);
 }
-// the same of 16 bits each, by the lower six
-NPU_EMULATED_CALL __m512i permutex2var_epi16(__m512i a, __m512i index, __m512i b) {
-  auto at = elements<uint16_t>(index), first = elements<uint16_t>(a), second = elements<uint16_t>(b);
-  Elements<uint16_t, 32> to;
-  for (int i = 0; i < 32; ++i) to[i] = at[i] & 32 ? second[at[i] & 31] : first[at[i] & 31];
-  return as<__m512i>(to);
-}
 NPU_EMULATED_CALL __m512i permutexvar_epi32(__m512i index, __m512i x) {
   auto at = elements<uint32_t>(index), from = elements<uint32_t>(x);
   Elements<uint32_t, 16> to;
@@ -299,7 +292,6 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #undef _mm512_shuffle_i64x2
 #define _mm512_shuffle_i64x2 npu_ops::emulated::shuffle_i64x2
 #define _mm512_permutex2var_epi8 npu_ops::emulated::permutex2var_epi8
-#define _mm512_permutex2var_epi16 npu_ops::emulated::permutex2var_epi16
 #define _mm512_cvtepi32_epi8 npu_ops::emulated::cvtepi32_epi8
 #define _mm512_dpwssd_epi32 npu_ops::emulated::dpwssd_epi32
 #define _mm512_dpbusd_epi32 npu_ops::emulated::dpbusd_epi32
