@@ -144,7 +144,8 @@ inline void pack_eights(float* packed, const Row& row, int64_t rows, int64_t k) 
 
 // c[r][ldc], a row of x in each of the first S * N lanes, = R weight rows, `stride` elements apart, by S times N packed rows of x, of k elements.
 // Meanwhile the rows of the tile at `next` come into L1, or L2, one whole row after the other: in an order of their own, not in that in which they
-// are multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read.
+// are multiplied, memory gives them a fifth faster, on a Zen 5 with two cores as fast as if they were only read. A Zen 4's gives them 1 to 9 % faster
+// still from four places of the tile in turn.
 template <int S, int N, int R>
 __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, int64_t stride, const float* x, int64_t k, const bf16* next,
                                           bool near) {
@@ -167,19 +168,21 @@ __attribute__((noinline)) void eight_tile(float* c, int64_t ldc, const bf16* w, 
     }
   };
   const auto whole = [](const bf16* at) __attribute__((always_inline)) { return Shared::spread(at); };
-  int64_t j = 0;
-  for (; j + kLine <= k; j += kLine) {
-    if (near)
+  const auto fetch = [&]<bool kNear>() __attribute__((always_inline)) {
+    constexpr int kPlaces = kNear || R % 4 ? 1 : 4, kEach = R / kPlaces;
+#pragma GCC unroll 4
+    for (int place = 0; place < kPlaces; ++place)
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 3);
-    else
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * kLine, 0, 2);
-    next += R * kLine;
+      for (int r = 0; r < kEach; ++r) __builtin_prefetch(next + place * kEach * stride + r * kLine, 0, kNear ? 3 : 2);
+    next += kEach * kLine;
     if (next >= end) {
       end += stride;
       next = end - k;
     }
+  };
+  int64_t j = 0;
+  for (; j + kLine <= k; j += kLine) {
+    near ? fetch.template operator()<true>() : fetch.template operator()<false>();
 #pragma GCC unroll 1
     for (int64_t i = j; i < j + kLine; i += kTurns * Shared::kElements) {
       step(0, i, whole);
