@@ -32,7 +32,7 @@ struct EightWay {
 };
 NPU_INLINE EightWay eight_way() { return {l1_bytes() >= 48 << 10}; }
 
-// How a vector is shared by N rows of x: by eight, or where there are no more, by four. By two, or by one alone, was no faster.
+// How a vector is shared by N rows of x: by eight, or where there are no more, by four. By two was slower than by four.
 template <int N>
 struct SharedBy {
   static constexpr int64_t kElements = 2 * W / N;  // of a row of x
