@@ -65,12 +65,15 @@ def test_many_rows(ops, isa, block, n, k):
     check(y, x, exact, bias, x.dtype, more=2**-9 if scales_are_rounded(x, k, block_k) else 0.0)
 
 
-@pytest.mark.parametrize(("block", "group"), [("channel", 300), ("tensor", "static"), ("block", 128), ("block", 300)])
-def test_many_rows_that_are_rounded(ops, isa, block, group):
+@pytest.mark.parametrize("rows", [20, 50, 150])
+@pytest.mark.parametrize(
+    ("block", "group"), [("channel", 300), ("channel", 64), ("tensor", "static"), ("block", 128), ("block", 300)]
+)
+def test_many_rows_that_are_rounded(ops, isa, rows, block, group):
     """The values are those of the reference, whose scales of blocks both sides may round to bfloat16."""
     n, k = 96, 300
     weight, scale, block_n, block_k, _ = layer(n, k, block)
-    x = (torch.randn(150, k) * torch.logspace(-2, 1, k)).bfloat16()
+    x = (torch.randn(rows, k) * torch.logspace(-2, 1, k)).bfloat16()
     given, group = (torch.tensor([0.1]), 0) if group == "static" else (None, group)
     y = ops.fp8_linear(x, weight, scale, None, given, group, block_n, block_k).double()
     arguments = (weight, scale, None, given, group, block_n, block_k)

@@ -10,8 +10,9 @@ from npu_ops import native, panels
 
 def weights_are_rounded(x, group):
     """Whether they meet bfloat16 rows as bfloat16, times their scales: where that is multiplied fastest, with so many rows."""
-    rows, fast = x[..., 0].numel(), native.isa() in ("avx512_bf16", "amx")
-    return fast and x.dtype is torch.bfloat16 and rows > 4 and 8 * rows >= 5 * min(group, 128)
+    group = min(group, 128)
+    fewest = {"avx512_bf16": 24 + 3 * group / 4, "amx": max(5, 5 * group / 8)}.get(native.isa(), torch.inf)
+    return x.dtype is torch.bfloat16 and x[..., 0].numel() >= fewest
 
 
 class Layer:
@@ -55,7 +56,7 @@ class Layer:
         assert (error <= allowed).all(), (error - allowed).max()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 10, 11, 17, 33, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 10, 11, 17, 33, 100, 125])
 @pytest.mark.parametrize(
     ("n", "k", "group"), [(64, 256, 128), (70, 96, 32), (33, 192, 64), (5, 100, 100), (40, 520, 520), (300, 1280, 256)]
 )
@@ -115,7 +116,7 @@ def test_a_row_is_the_same_whatever_shares_the_batch(ops, isa, dtype):
         assert torch.equal(layer(ops.weight_only_linear, x[:rows]), together[:rows])
     if weights_are_rounded(x, 128):
         together = layer(ops.weight_only_linear, x)
-        for rows in (80, 100, 517, 600):
+        for rows in (120, 130, 517, 600):
             assert torch.equal(layer(ops.weight_only_linear, x[:rows]), together[:rows])
 
 
@@ -151,7 +152,9 @@ def test_zero_tiny_and_infinite_rows(ops, isa):
     y = layer(ops.weight_only_linear, x.bfloat16())
     assert not y[0].any()
     assert y[1].isfinite().all()
-    assert y[2:].isnan().all()
+    infinite = x[2].double() @ layer.exact.t()
+    assert (y[2].isnan() | (y[2] == infinite)).all()
+    assert y[3].isnan().all()
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])

@@ -67,6 +67,7 @@ NPU_EMULATED_INLINE __m512i broadcast_i32x4(__m128i x) {
   const __m256i two = whole<__m256i>(x, x);
   return whole<__m512i>(two, two);
 }
+NPU_EMULATED_INLINE __m512i broadcast_i64x4(__m256i x) { return whole<__m512i>(x, x); }
 NPU_EMULATED_INLINE __m256 castps512_ps256(__m512 x) { return half<__m256>(x, 0); }
 NPU_EMULATED_INLINE __m256 extractf32x8_ps(__m512 x, int i) { return half<__m256>(x, i); }
 NPU_EMULATED_INLINE __m512i zextsi256_si512(__m256i x) { return whole<__m512i>(x, __m256i{}); }
@@ -263,6 +264,7 @@ NPU_EMULATED_CALL __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 #define _mm512_set_epi32 npu_ops::emulated::set_epi32
 #define _mm512_set1_epi64 npu_ops::emulated::set1_epi64
 #define _mm512_broadcast_i32x4 npu_ops::emulated::broadcast_i32x4
+#define _mm512_broadcast_i64x4 npu_ops::emulated::broadcast_i64x4
 #define _mm512_castps512_ps256 npu_ops::emulated::castps512_ps256
 #undef _mm512_extractf32x8_ps  // macros where nothing is optimised
 #define _mm512_extractf32x8_ps npu_ops::emulated::extractf32x8_ps
