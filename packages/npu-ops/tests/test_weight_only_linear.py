@@ -8,11 +8,10 @@ import torch
 from npu_ops import native, panels
 
 
-def weights_are_rounded(x, group, bits=4):
+def weights_are_rounded(x, group):
     """Whether they meet bfloat16 rows as bfloat16, times their scales: where that is multiplied fastest, with so many rows."""
     group = min(group, 128)
-    by_vectors, by_tiles = 24 + 3 * group / 4 if bits == 4 else 24, max(5, 5 * group / 8)
-    fewest = {"avx512_bf16": by_vectors, "amx": by_tiles}.get(native.isa(), torch.inf)
+    fewest = {"avx512_bf16": 24 + 3 * group / 4, "amx": max(5, 5 * group / 8)}.get(native.isa(), torch.inf)
     return x.dtype is torch.bfloat16 and x[..., 0].numel() >= fewest
 
 
@@ -20,7 +19,7 @@ class Layer:
     """Random quantised weights, as the op takes them and as exact floats."""
 
     def __init__(self, n, k, group, *, bits=4, zeros=False, order=False, scale_dtype=torch.bfloat16):
-        self.n, self.k, self.group, self.bits = n, k, group, bits
+        self.n, self.k, self.group = n, k, group
         groups = -(-k // group)
         q = torch.randint(0, 16, (n, k)) if bits == 4 else torch.randint(-128, 128, (n, k)).to(torch.int8)
         scales = (torch.rand(n, groups) + 0.5).mul(0.01).to(scale_dtype)
@@ -50,7 +49,7 @@ class Layer:
         bits = 15 if x.dtype != torch.float32 else 30
         allowed = torch.finfo(x.dtype).eps / 2 * expected.abs() * 1.01 + (self.k**0.5 + 8) * 2**-24 * magnitude
         allowed += largest @ self.exact.abs().t() * 2**-bits + (2**-25 if x.dtype is torch.float16 else 1e-30)
-        if weights_are_rounded(x, self.group, self.bits):
+        if weights_are_rounded(x, self.group):
             allowed += 2**-9 * magnitude
         assert y.dtype == x.dtype
         error = (y.cpu().double().flatten(0, -2) - expected).abs()

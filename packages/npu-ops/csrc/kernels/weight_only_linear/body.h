@@ -2,7 +2,7 @@
 //
 // x becomes 16-bit integers with a scale of its own for each block of k (float32: two, one for what the first leaves), so that the
 // products are sums of exact integers, twice as many an instruction as in float; a block's sums are scaled and added in float.
-// Rows of bf16 meet weights of 4 bits as bf16 where the processor multiplies those by vectors (code_vectors.inc).
+// Rows of bf16 meet weights as bf16 where the processor multiplies those by vectors (code_vectors.inc).
 // Sums do not depend on the number of rows: a row's result is the same whatever shares the batch. But for bf16 of many rows where that is multiplied
 // fastest (scaled_strips.inc), outside batch-invariant mode.
 #pragma once
@@ -328,7 +328,7 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   if constexpr (__is_same(T, bf16))
     if (scales_weights(p.format, p.m, p.group)) return scaled_weights<Source>(p, parallel);
 #if !defined(NPU_AMX)
-  if constexpr (kLooksUp<T, Source>) return looked_up_weights<Source>(p, parallel);
+  if constexpr (__is_same(T, bf16)) return weights_as_bf16<Source>(p, parallel);
 #endif
 #endif
 #if defined(NPU_AMX)
