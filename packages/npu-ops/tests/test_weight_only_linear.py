@@ -58,7 +58,8 @@ class Layer:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 10, 11, 17, 33, 100, 125])
 @pytest.mark.parametrize(
-    ("n", "k", "group"), [(64, 256, 128), (70, 96, 32), (33, 192, 64), (5, 100, 100), (40, 520, 520), (300, 1280, 256)]
+    ("n", "k", "group"),
+    [(64, 256, 128), (70, 96, 32), (33, 192, 64), (5, 100, 100), (40, 520, 520), (300, 1280, 256), (300, 128, 64)],
 )
 def test_equals_the_product(ops, isa, dtype, rows, n, k, group):
     layer = Layer(n, k, group, zeros=rows % 2 == 1, bits=8 if rows % 3 == 0 else 4)
