@@ -112,13 +112,11 @@ def test_on_each_device(ops, device, dtype, rows):
 
 def test_a_row_is_the_same_whatever_shares_the_batch(ops, isa, dtype):
     layer, x = Layer(64, 256, 128, zeros=True), torch.randn(1100, 256).to(dtype)
-    together = layer(ops.weight_only_linear, x[:79] if weights_are_rounded(x, 128) else x)
-    for rows in (1, 2, 4, 9, 23):
-        assert torch.equal(layer(ops.weight_only_linear, x[:rows]), together[:rows])
-    if weights_are_rounded(x, 128):
-        together = layer(ops.weight_only_linear, x)
-        for rows in (120, 130, 517, 600):
-            assert torch.equal(layer(ops.weight_only_linear, x[:rows]), together[:rows])
+    counts = (1, 2, 4, 9, 23, 79, 80, 100, 119, 120, 517, 600, 1100)
+    for rounded in (False, True):
+        alike = [rows for rows in counts if weights_are_rounded(x[:rows], 128) is rounded]
+        results = [layer(ops.weight_only_linear, x[:rows]) for rows in alike]
+        assert all(torch.equal(y, results[-1][: len(y)]) for y in results)
 
 
 def test_strided_rows_and_more_dimensions(ops, isa, dtype):
@@ -153,8 +151,10 @@ def test_zero_tiny_and_infinite_rows(ops, isa):
     y = layer(ops.weight_only_linear, x.bfloat16())
     assert not y[0].any()
     assert y[1].isfinite().all()
-    infinite = x[2].double() @ layer.exact.t()
-    assert (y[2].isnan() | (y[2] == infinite)).all()
+    if native.isa() == "avx512_bf16":  # where rows stay as they are
+        torch.testing.assert_close(y[2].double(), x[2].double() @ layer.exact.t(), equal_nan=True)
+    else:
+        assert y[2].isnan().all()
     assert y[3].isnan().all()
 
 
