@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
-from npu_ops import panels
+from npu_ops import native, panels
 from tests.benchmarks import quant_peers
 
 ops = torch.ops.npu_ops
@@ -119,6 +119,8 @@ def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
         scale = torch.rand(-(-n // block) * -(-k // block)) if block else torch.rand(n)
         blocks = (block, block) if block else (1, k)
         weight = quant_peers.e4m3_weights(n, k)
+        if native.reads_fp8_panels():
+            weight = panels.pack_bytes(weight)
         return lambda x, w, s: ops.fp8_linear(x, w, s, None, None, min(x_group, k), *blocks), (weight, scale)
 
     return make

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import npu_ops  # noqa: F401 - registers torch.ops.npu_ops
-from npu_ops import panels
+from npu_ops import native, panels
 from tests.benchmarks import quant_peers
 from tests.benchmarks.quant import clock
 
@@ -114,7 +114,9 @@ def fp8(block: int | None) -> Callable[[], Call]:
     def make() -> Call:
         tensors = []
         for parts, n, k in SIZES:
-            tensors.append(quant_peers.e4m3_weights(EXPERTS, parts * n, k).view(torch.uint8))
+            weight = quant_peers.e4m3_weights(EXPERTS, parts * n, k).view(torch.uint8)
+            packs = native.reads_fp8_panels()
+            tensors.append(torch.stack([panels.pack_bytes(expert) for expert in weight]) if packs else weight)
             scales = n if block is None else n // block * (k // block)
             tensors.append(torch.rand(EXPERTS, parts * scales))
         blocks = (-1, 1, WHOLE) if block is None else (block, block, block)

@@ -93,17 +93,19 @@ def test_fp8_linear(ops, equals_product, isa, dtype, block, group):
     equals_product(y, x, weight.double() * scale.double()[torch.arange(n)[:, None] // rows, torch.arange(k) // columns])
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 @pytest.mark.parametrize("block", [(1, None), (64, 128)])
 @pytest.mark.parametrize("group", [0, 128, 640])
-def test_fp8_linear_of_many_rows(ops, equals_product, isa, block, group):
+def test_fp8_linear_of_many_rows(ops, equals_product, isa, block, group, packed):
     """Around the numbers of rows at which tiles go another way, or would without the mode."""
     n, k = 96, 640
     rows, columns = (size or whole for size, whole in zip(block, (n, k), strict=True))
     weight, scale = torch.randn(n, k).to(torch.float8_e4m3fn), torch.rand(-(-n // rows), -(-k // columns))
     x = (torch.randn(150, k) * 20).to(torch.float8_e4m3fn).bfloat16()
     x[:, ::128] = 448
-    ways = (3, 4, 16, 17, 33, 48, 64, 65, 128, 129)
-    y = check(lambda x: ops.fp8_linear(x, weight, scale, None, None, group, rows, columns), x, ways)
+    ways = (3, 4, 16, 17, 33, 48, 64, 65, 96, 97, 128, 129)
+    of_op = panels.pack_bytes(weight) if packed else weight
+    y = check(lambda x: ops.fp8_linear(x, of_op, scale, None, None, group, rows, columns), x, ways)
     equals_product(y, x, weight.double() * scale.double()[torch.arange(n)[:, None] // rows, torch.arange(k) // columns])
 
 

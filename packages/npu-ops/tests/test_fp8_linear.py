@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from npu_ops import native
+from npu_ops import native, panels
 from npu_ops.definitions.fp8_linear import fp8_linear
 
 # rows and elements of a scale's block; None: all
@@ -29,9 +29,9 @@ def layer(n, k, block):
     return weight, scale, rows, columns, exact
 
 
-def scales_are_rounded(x, k, block_k):
+def scales_are_rounded(x, k, block_k, packed=False):
     """Whether the scales of blocks are in what meets, rounded to bfloat16 with it: where that is multiplied fastest."""
-    most = {"avx512_bf16": 0, "amx": 128}.get(native.isa(), len(x))  # rows of which they are not
+    most = {"avx512_bf16": 160 if packed else 0, "amx": 128}.get(native.isa(), len(x))  # rows of which they are not
     return x.dtype is torch.bfloat16 and len(x) > most and block_k < k
 
 
@@ -55,6 +55,16 @@ def test_equals_the_product(ops, isa, dtype, rows, n, k, block):
     check(y, x, exact, bias, dtype, more=2**-9 if scales_are_rounded(x, k, block_k) else 0.0)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 25, 160, 161])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(("n", "k"), [(256, 256), (64, 102), (320, 1100)])
+def test_packed_weights(ops, isa, dtype, rows, n, k, block):
+    weight, scale, block_n, block_k, exact = layer(n, k, block)
+    x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype) if rows % 2 else None
+    y = ops.fp8_linear(x, panels.pack_bytes(weight), scale, bias, None, 0, block_n, block_k)
+    check(y, x, exact, bias, dtype, more=2**-9 if scales_are_rounded(x, k, block_k, packed=True) else 0.0)
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("n", "k"), [(70, 100), (256, 256), (300, 1100)])
 def test_many_rows(ops, isa, block, n, k):
@@ -65,22 +75,25 @@ def test_many_rows(ops, isa, block, n, k):
     check(y, x, exact, bias, x.dtype, more=2**-9 if scales_are_rounded(x, k, block_k) else 0.0)
 
 
-@pytest.mark.parametrize("rows", [20, 50, 150])
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("rows", [2, 20, 50, 150])
 @pytest.mark.parametrize(
-    ("block", "group"), [("channel", 300), ("channel", 64), ("tensor", "static"), ("block", 128), ("block", 300)]
+    ("block", "group"),
+    [("channel", 300), ("channel", 64), ("tensor", "static"), ("block", 128), ("block", 300), ("small-block", 32)],
 )
-def test_many_rows_that_are_rounded(ops, isa, rows, block, group):
+def test_rows_that_are_rounded(ops, isa, rows, block, group, packed):
     """The values are those of the reference, whose scales of blocks both sides may round to bfloat16."""
     n, k = 96, 300
     weight, scale, block_n, block_k, _ = layer(n, k, block)
     x = (torch.randn(rows, k) * torch.logspace(-2, 1, k)).bfloat16()
     given, group = (torch.tensor([0.1]), 0) if group == "static" else (None, group)
-    y = ops.fp8_linear(x, weight, scale, None, given, group, block_n, block_k).double()
+    of_op = panels.pack_bytes(weight) if packed else weight
+    y = ops.fp8_linear(x, of_op, scale, None, given, group, block_n, block_k).double()
     arguments = (weight, scale, None, given, group, block_n, block_k)
     expected = fp8_linear.reference(x.float(), *arguments).double()
     positive = (weight.float().abs().to(weight.dtype), *arguments[1:])
     magnitude = fp8_linear.reference(x.float().abs(), *positive).double()
-    rounded = 2 * 2**-9 if scales_are_rounded(x, k, min(block_k, group or k)) else 0.0
+    rounded = 2 * 2**-9 if scales_are_rounded(x, k, min(block_k, group or k), packed) else 0.0
     error = (y - expected).abs()
     assert (error <= 2**-8 * expected.abs() + (rounded + 2**-12) * magnitude).all(), (error / magnitude).max()
     assert (error / magnitude).mean() <= 2**-10
@@ -103,6 +116,10 @@ def test_on_each_device_and_by_the_reference(ops, device, dtype, rows, block):
         else:
             assert torch.equal(y, expected)
     check(fp8_linear.reference(x, weight, scale, bias, None, 0, block_n, block_k), x, exact, bias, dtype)
+    packed = panels.pack_bytes(weight)
+    check(fp8_linear.reference(x, packed, scale, bias, None, 0, block_n, block_k), x, exact, bias, dtype)
+    y = ops.fp8_linear(given[0], packed.to(device), *given[2:], None, 0, block_n, block_k)
+    check(y, x, exact, bias, dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
@@ -167,10 +184,14 @@ def test_nothing_in_nothing_out(ops, isa, shape):
         ({"scale": torch.rand(2)}, "weight_scale must"),
         ({"bias": torch.rand(31)}, "bias must be"),
         ({"block": (16, 32)}, "blocks must be"),
+        ({"weight": torch.zeros(1, 15, 128, dtype=torch.uint8)}, "weight must be"),
+        ({"weight": torch.zeros(1, 16, 128, dtype=torch.uint8), "group": 6}, "beside packed weights"),
     ],
 )
 def test_mismatches_are_refused(ops, change, match):
     given = {"x": torch.randn(2, 64), "weight": torch.randn(32, 64).to(torch.float8_e4m3fn), "scale": torch.rand(1)}
-    given |= {"bias": None, "block": (32, 64)} | change
+    given |= {"bias": None, "block": (32, 64), "group": 0} | change
     with pytest.raises(RuntimeError, match=match):
-        ops.fp8_linear(given["x"], given["weight"], given["scale"], given["bias"], None, 0, *given["block"])
+        ops.fp8_linear(
+            given["x"], given["weight"], given["scale"], given["bias"], None, given["group"], *given["block"]
+        )

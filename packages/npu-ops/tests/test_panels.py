@@ -17,6 +17,24 @@ def test_unpack_undoes_pack(bits, n, k):
     assert torch.equal(panels.unpack(packed, n, k), weight.int())
 
 
+@pytest.mark.parametrize(("n", "k"), [(32, 8), (70, 102), (1, 1)])
+def test_bytes_keep_their_dtype(n, k):
+    weight = torch.randint(0, 127, (n, k), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    packed = panels.pack_bytes(weight)
+    assert packed.dtype is torch.float8_e4m3fn
+    assert torch.equal(packed.view(torch.int8), panels.pack(weight.view(torch.int8), 8).view(torch.int8))
+    back = panels.unpack_bytes(packed, n, k)
+    assert torch.equal(back.view(torch.uint8), weight.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("group", "fits"),
+    [(0, True), (2, False), (4, True), (32, True), (96, False), (128, True), (256, True), (300, True)],
+)
+def test_what_groups_fit_panels(group, fits):
+    assert panels.fit_panels(group, 300) is fits
+
+
 def test_dequantize_scales_each_group():
     w, scales, zeros = torch.randint(0, 16, (40, 64)), torch.rand(40, 2), torch.randint(0, 16, (40, 2))
     packed = panels.pack(w, 4), panels.pack_groups(scales), panels.pack_groups(zeros.to(torch.int8))

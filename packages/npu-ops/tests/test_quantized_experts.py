@@ -14,8 +14,20 @@ from npu_ops.op import OPS
 
 PLAIN = ("silu", 1.0, 0.0, math.inf, False)  # activation, alpha, beta, limit, weigh_input
 GPT_OSS = ("silu", 1.702, 1.0, 0.6, False)
-FORMATS = ["int4", "int4-zeros", "int4-channel", "int8-weights", "mxfp4", "int8", "fp8", "fp8-token", "fp8-block"]
-ROUNDS_INPUTS = ("int8", "fp8-token", "fp8-block")
+PACKED = ["fp8-packed", "fp8-token-packed", "fp8-block-packed"]
+FORMATS = [
+    "int4",
+    "int4-zeros",
+    "int4-channel",
+    "int8-weights",
+    "mxfp4",
+    "int8",
+    "fp8",
+    "fp8-token",
+    "fp8-block",
+    *PACKED,
+]
+ROUNDS_INPUTS = ("int8", "fp8-token", "fp8-block", "fp8-token-packed", "fp8-block-packed")
 
 
 class Layer:
@@ -39,11 +51,14 @@ class Layer:
     def matrices(self, experts, n, k, parts):
         """Tensors of one projection for the op, and [experts, parts * n, k] in float64."""
         if self.name.startswith("fp8"):
-            block_n, block_k = (32, 32) if self.name == "fp8-block" else (1, 1 << 20)
+            block_n, block_k = (32, 32) if self.name.startswith("fp8-block") else (1, 1 << 20)
             weight = (torch.randn(experts, parts, n, k) * 20).to(torch.float8_e4m3fn)
             scale = torch.rand(experts, parts, -(-n // block_n), -(-k // block_k)) * 0.004 / math.sqrt(k) + 1e-4
             at = torch.arange(n)[:, None] // block_n, torch.arange(k) // block_k
-            return (weight.flatten(1, 2), scale), (weight.double() * scale.double()[..., *at]).flatten(1, 2)
+            rows = weight.flatten(1, 2)
+            if self.name in PACKED:
+                rows = torch.stack([torch.cat([panels.pack_bytes(part) for part in expert]) for expert in weight])
+            return (rows, scale), (weight.double() * scale.double()[..., *at]).flatten(1, 2)
         group = 1 << 20 if self.name in ("int4-channel", "int8") else 32
         groups, at = -(-k // group), torch.arange(k) // group
         eight = self.name in ("int8", "int8-weights")
@@ -81,8 +96,9 @@ class Layer:
         tensors = [*self.tensors, self.weights, self.ids, *self.biases, self.map]
         moved = [self.x.to(device), *(None if t is None else t.to(device) for t in tensors)]
         if self.name.startswith("fp8"):
-            x_group = {"fp8": 0, "fp8-token": -1, "fp8-block": 32}[self.name]
-            blocks = (32, 32) if self.name == "fp8-block" else (1, 1 << 20)
+            name = self.name.removesuffix("-packed")
+            x_group = {"fp8": 0, "fp8-token": -1, "fp8-block": 32}[name]
+            blocks = (32, 32) if name == "fp8-block" else (1, 1 << 20)
             return [*moved, None, None, x_group, *blocks, *self.gate]
         group = [] if self.name == "int8" else [1 << 20 if self.name == "int4-channel" else 32]
         return [*moved, *self.sizes, *group, *self.gate]
@@ -145,7 +161,7 @@ def test_tails(isa, name, tokens):
     layer.check(layer.run())
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "int8", "fp8-block"])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "int8", "fp8-block", "fp8-block-packed"])
 @pytest.mark.parametrize(
     ("gate", "gated"),
     [
@@ -160,7 +176,7 @@ def test_activations_and_biases(isa, name, gate, gated):
     layer.check(layer.run())
 
 
-@pytest.mark.parametrize("name", ["int4-zeros", "int8", "fp8"])
+@pytest.mark.parametrize("name", ["int4-zeros", "int8", "fp8", "fp8-token-packed"])
 def test_whatever_the_routing(isa, name):
     """Experts of other ranks, ids out of range, tokens without experts, all on one, int64 ids, no tokens."""
     layer = Layer(name, torch.bfloat16, 30, 64, 32, 4, 2)
@@ -207,7 +223,7 @@ def test_a_token_is_the_same_in_any_company(isa, name):
     check_company(Layer(name, torch.bfloat16, 1100, 64, 32, 2, 1))  # more than one part
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "fp8", "fp8-token", "fp8-block"])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "fp8", "fp8-token", "fp8-block", *PACKED])
 def test_a_token_is_the_same_in_any_company_if_that_is_asked_for(isa, name):
     layer = Layer(name, torch.bfloat16, 120, 1088, 32, 2, 1)
     npu_ops.native.set_batch_invariant(on=True)

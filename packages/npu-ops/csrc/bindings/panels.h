@@ -14,4 +14,15 @@ inline PanelFormat panel_format(const Tensor& weight, const Tensor& scales, cons
   return PanelFormat::mxfp4;
 }
 
+// Panels of 32 columns that hold `columns`.
+inline int64_t panels_of(int64_t columns) { return (columns + 31) / 32; }
+
+// Whether weight is [panels, ceil(k / 4), 128 bytes], codes of 8 bits.
+inline bool are_panels(const Tensor& weight, int64_t k) {
+  return weight.dim() == 3 && weight.size(1) == (k + 3) / 4 && weight.size(2) == 128 && weight.is_contiguous();
+}
+
+// Whether scales for each `group` elements of k, 0: for none, go with the blocks in which panels are multiplied.
+inline bool fits_panels(int64_t group, int64_t k) { return (group % 4 == 0 && (128 % (group ? group : 1) == 0 || group % 128 == 0)) || group >= k; }
+
 }  // namespace npu_ops

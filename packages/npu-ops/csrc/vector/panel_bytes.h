@@ -51,6 +51,11 @@ NPU_INLINE void unit_rows(__m512i (&rows)[kUnitRows], Bytes, const uint8_t* unit
     rows[j] = _mm512_permutexvar_epi16(load_raw<__m512i>(kWordOrder.eight), load_raw<__m512i>(unit + j * 64));
 }
 
+// The scales of 32 columns' block of k, and what these make of its zero points.
+struct ColumnScales {
+  F scale[kUnitRows], offset[kUnitRows];
+};
+
 // From 16 numbers and then their 16 neighbours, in one register, to pairs.
 struct PairOrder {
   uint16_t of[32];

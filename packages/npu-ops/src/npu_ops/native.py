@@ -74,6 +74,12 @@ def instructions(name: str) -> list[str]:
     return torch.ops.npu_ops._instructions_of_isa(name).split()
 
 
+def reads_fp8_panels() -> bool:
+    """Whether the kernels in use multiply rows of bfloat16 sooner by fp8 weights in panels than as they are stored."""
+    asked = instructions(isa()) if available() else []
+    return "avx512bf16" in asked and "amx_tile" not in asked
+
+
 def highest_isa() -> str:
     """The best instruction set that this machine and this build have in common."""
     return torch.ops.npu_ops._highest_isa()

@@ -6,7 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["COLUMNS", "codes_of_e2m1", "dequantize", "pack", "pack_groups", "pack_rounded", "unpack"]
+__all__ = [
+    "COLUMNS",
+    "codes_of_e2m1",
+    "dequantize",
+    "fit_panels",
+    "pack",
+    "pack_bytes",
+    "pack_groups",
+    "pack_rounded",
+    "unpack",
+    "unpack_bytes",
+]
 
 COLUMNS = 32
 """Output columns of a panel; weights, scales and zero points are padded to whole panels."""
@@ -15,6 +26,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of the first eight codes of e2m1 (OCP Microscaling Formats 1.0); the others are their negatives."""
 
 _UNIT = 4  # elements of k that lie together
+_BLOCK = 128  # elements of k at a time
 _MOST = 127  # of int8 with its negative
 _AT_ONCE = 256 * COLUMNS  # rows: the head of a model has 150,000, and takes twice its memory in float32
 
@@ -44,6 +56,21 @@ def unpack(packed: Tensor, n: int, k: int) -> Tensor:
         nibbles = torch.stack((words & 15, words >> 4), dim=-1)  # [.., element, byte, nibble]
         parts = nibbles.reshape(panels, units, 2, 8, 2, 4).permute(0, 5, 3, 1, 2, 4)
     return parts.reshape(panels * COLUMNS, units * _UNIT)[:n, :k].to(torch.int32)
+
+
+def pack_bytes(weight: Tensor) -> Tensor:
+    """Pack weights [N, K] of any dtype of eight bits, float8_e4m3fn say, as `pack` packs int8; the dtype stays."""
+    return pack(weight.view(torch.int8), 8).view(weight.dtype)
+
+
+def unpack_bytes(packed: Tensor, n: int, k: int) -> Tensor:
+    """Undo `pack_bytes`: [n, k] of the same dtype."""
+    return unpack(packed.view(torch.uint8), n, k).to(torch.int8).view(packed.dtype)
+
+
+def fit_panels(group: int, k: int) -> bool:
+    """Whether scales for each `group` of k elements (0: none) go with the blocks of 128 in which panels are read."""
+    return group >= k or (group % _UNIT == 0 and (group == 0 or _BLOCK % group == 0 or group % _BLOCK == 0))
 
 
 def pack_groups(values: Tensor) -> Tensor:

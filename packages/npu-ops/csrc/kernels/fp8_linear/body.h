@@ -10,6 +10,7 @@
 #include "kernels/fp8_linear/fp8_linear.h"
 #include "vector/e4m3_rows.h"
 #include "vector/gemm.h"
+#include "vector/panel_rows.h"
 #include "vector/parts.h"
 
 namespace npu_ops {
@@ -338,13 +339,30 @@ NPU_INLINE Fp8LinearParams some_rows(const Fp8LinearParams& p, int64_t first, in
 #include "kernels/fp8_linear/tiles.inc"
 #elif defined(NPU_AVX512_BF16)
 #include "kernels/fp8_linear/many_vectors.inc"
+#include "kernels/fp8_linear/panels.inc"
 #endif
 
 namespace npu_ops::NPU_TIER {
 namespace {
 
+// The same weights as rows, in the caller's scratch slot: for what has no way of its own from panels.
+inline Fp8LinearParams with_rows(Fp8LinearParams p, int slot, const Parallel& parallel) {
+  uint8_t* rows = static_cast<uint8_t*>(thread_scratch(slot, p.n * p.k + 1));
+  parallel(p.n, greater(1, 16384 / greater(1, p.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) row_of_panels(rows + n * p.k, p.w, n, p.k);
+  });
+  p.w = rows, p.ldw = p.k, p.in_panels = false;
+  return p;
+}
+
 template <class T>
 inline void fp8_linear_of(const Fp8LinearParams& p, const Parallel& parallel) {
+  if (p.in_panels) {
+#if defined(NPU_AVX512_BF16) && !defined(NPU_AMX)
+    if constexpr (__is_same(T, bf16)) return fp8_linear_by_panels(p, parallel);
+#endif
+    return fp8_linear_of<T>(with_rows(p, kCallerSlots + 5, parallel), parallel);
+  }
 #if defined(NPU_AMX)
   if (tiles_take<T>(p) && (p.m > kTooFewForTiles || batch_invariant())) return fp8_linear_tiles<T>(p, parallel);
 #endif

@@ -8,6 +8,9 @@ from torch import Tensor
 from npu_ops.definitions.fp8_linear import dequantized, rounded_to_fp8
 from npu_ops.definitions.moe import experts_of
 from npu_ops.op import define
+from npu_ops.panels import COLUMNS, unpack_bytes
+
+_PACKED = 4  # dimensions
 
 
 @define(
@@ -43,8 +46,11 @@ def fp8_experts(
     w13: float8_e4m3fn [E, 2 I, H], gate rows then up rows, or [E, I, H]; w2: [E, H, I]. scale13, scale2: float32, one
     for each block of block_n rows by block_k elements, gate and up apart. x_scale13, x_scale2: float32 [1], by which x
     and the activated rows are rounded; without them x_group: 0 takes them as they are, -1 rounds by token, else each
-    group of so many elements.
+    group of so many elements. Or w13 and w2 packed as fp8_linear takes weights, gates and ups in panels of their own:
+    [E, panels, H / 4, 128] and [E, panels, I / 4, 128].
     """
+    if w2.dim() == _PACKED:
+        w13, w2 = _as_rows(w13, w2, x.shape[1])
     width, experts = w2.shape[2], w13.shape[0]
 
     def up(expert: int) -> Tensor:
@@ -60,3 +66,10 @@ def fp8_experts(
 
     gate = (activation, False, alpha, beta, limit, weigh_input)
     return experts_of(x, experts, up, down, weights, ids, bias13, bias2, expert_map, gate, rounded)
+
+
+def _as_rows(w13: Tensor, w2: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
+    width = 4 * w2.shape[2]
+    parts = w13.chunk(w13.shape[1] // -(-width // COLUMNS), dim=1)
+    up = [torch.cat([unpack_bytes(part, width, hidden) for part in expert]) for expert in zip(*parts, strict=True)]
+    return torch.stack(up), torch.stack([unpack_bytes(expert, hidden, width) for expert in w2])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
-from npu_ops import panels
+from npu_ops import native, panels
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.moe import gate_of
 
@@ -127,9 +127,21 @@ class QuantizedExperts(FusedMoEMethodBase):
         tensors: list[Tensor] = []
         for weight, scale, parts in zip(weights, scales, (self._parts(), 1), strict=True):
             tensors += self._fp8(weight, scale.float(), parts, block is None)
+        if self._packs_fp8(tensors[2].shape, (block or (1, WHOLE))[1], x_group):
+            tensors[0], tensors[2] = self._in_panels(tensors[0], self._parts()), self._in_panels(tensors[2], 1)
         x_scale = tuple(None if s is None else s.float().max().reshape(1) for s in x_scales)
         layer.npu_x_scale13, layer.npu_x_scale2 = x_scale
         self._finish(layer, ops.fp8_experts, tuple(tensors), (*x_scale, x_group, *(block or (1, WHOLE))), "fp8")
+
+    def _packs_fp8(self, down: torch.Size, block: int, group: int) -> bool:
+        """Whether the kernels in use read panels sooner: down: [E, H, I]."""
+        _, hidden, width = down
+        fit = all(panels.fit_panels(size, max(hidden, width)) for size in (block, max(group, 0)))
+        return native.reads_fp8_panels() and self.moe.in_dtype == torch.bfloat16 and width % 4 == 0 and fit
+
+    @staticmethod
+    def _in_panels(weight: Tensor, parts: int) -> Tensor:
+        return torch.stack([torch.cat([panels.pack_bytes(part) for part in rows.chunk(parts)]) for rows in weight])
 
     def _fp8(self, weight: Tensor, scale: Tensor, parts: int, by_row: bool) -> tuple[Tensor, Tensor]:
         if (weight.view(torch.uint8) & 127 == 127).any():
