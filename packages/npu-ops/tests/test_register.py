@@ -214,6 +214,45 @@ print("chosen")
     assert registered(code)[-1] == "chosen"
 
 
+def test_fp8_weights_become_panels_where_nothing_else_reads_them(registered):
+    code = """
+from vllm.model_executor.kernels.linear import init_fp8_linear_kernel
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8DynamicTokenSym, kFp8Static128BlockSym, kFp8StaticTensorSym
+from npu_ops import native
+from npu_ops.definitions.fp8_linear import fp8_linear
+torch.manual_seed(0)
+faster, k = native.reads_fp8_panels(), 256
+x = torch.randn(5, k).bfloat16()
+
+def check(prefix, n, blocks, packed, dtype=torch.bfloat16):
+    weight, scale = torch.randn(n, k).to(torch.float8_e4m3fn), torch.rand(-(-n // 128), 2) if blocks else torch.rand(1)
+    keys = (kFp8Dynamic128Sym, kFp8Static128BlockSym) if blocks else (kFp8DynamicTokenSym, kFp8StaticTensorSym)
+    kernel = init_fp8_linear_kernel(*keys, dtype, dtype, (n, k))
+    layer = torch.nn.Module()
+    layer.prefix, layer.logical_widths = prefix, [n]
+    layer.weight = torch.nn.Parameter(weight if blocks else weight.t(), requires_grad=False)
+    layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
+    kernel.process_weights_after_loading(layer)
+    assert (layer.weight.dim() == 3) == (packed and faster), (prefix, n, blocks, layer.weight.shape)
+    given = (scale, None, None, 128, 128, 128) if blocks else (scale, None, None, k, n, k)
+    expected = fp8_linear.reference(x.to(dtype), weight, *given)
+    torch.testing.assert_close(kernel.apply_weights(layer, x.to(dtype)), expected, rtol=2**-6, atol=2**-6 * expected.abs().max().item())
+
+with set_current_vllm_config(config):
+    for blocks in (False, True):
+        check("layers.0.mlp.down_proj", 96, blocks, packed=True)
+        check("layers.0.self_attn.kv_b_proj", 96, blocks, packed=False)
+        check("layers.0.mlp.down_proj", 96, blocks, packed=False, dtype=torch.float16)
+        check("layers.0.mlp.down_proj", 100, blocks, packed=False)
+    if native.available():
+        native.set_batch_invariant(on=True)
+        check("layers.0.mlp.down_proj", 96, True, packed=True)
+        check("layers.0.mlp.down_proj", 96, False, packed=False)
+print("passed")
+"""
+    assert registered(code)[-1] == "passed"
+
+
 def test_linear_layers_swap_only_the_unquantized_method(registered):
     code = """
 import os

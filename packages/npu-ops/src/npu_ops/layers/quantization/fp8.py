@@ -86,9 +86,11 @@ class NpuFp8LinearKernel(FP8ScaledMMLinearKernel):
             replace_parameter(layer, "weight", panels.pack_bytes(weight))
 
     def _packs(self, layer: Any, n: int, k: int) -> bool:
-        if not native.reads_fp8_panels() or native.batch_invariant() or self.config.out_dtype != torch.bfloat16:
-            return False  # vLLM reads rows in batch-invariant mode
-        if getattr(layer, "prefix", "").endswith(_READ_AS_ROWS):
+        """Whether panels of n weight rows by k are read sooner, and by nobody but the kernel."""
+        if not native.reads_fp8_panels() or self.config.out_dtype != torch.bfloat16:
+            return False
+        read_by_vllm = native.batch_invariant() and not self.is_block  # its layers dequantise them in that mode
+        if read_by_vllm or getattr(layer, "prefix", "").endswith(_READ_AS_ROWS):
             return False
         return n % panels.COLUMNS == 0 and panels.fit_panels(self.block[1], k) and panels.fit_panels(self.group, k)
 
