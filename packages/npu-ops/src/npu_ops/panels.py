@@ -37,13 +37,21 @@ def pack(weight: Tensor, bits: int) -> Tensor:
     4 bits: values 0 to 15; 8 bits: int8. Padding is zero.
     """
     n, k = weight.shape
-    padded = F.pad(weight.to(torch.uint8) if bits == 4 else weight.view(torch.uint8), (0, -k % _UNIT, 0, -n % COLUMNS))
-    # [panels, vector, column, unit, pair, element]
-    parts = padded.view(-1, 4, 8, padded.shape[1] // _UNIT, 2, 2)
+    padded = weight.to(torch.uint8) if bits == 4 else weight.view(torch.uint8)
+    if k % _UNIT or n % COLUMNS:
+        padded = F.pad(padded, (0, -k % _UNIT, 0, -n % COLUMNS))
+    # pairs as words, which take a half to a quarter of the time that bytes take: [panel, vector, column, unit, pair]
+    words = padded.contiguous().view(torch.int16).view(-1, 4, 8, padded.shape[1] // _UNIT, 2)
     if bits == 8:
-        return parts.permute(0, 3, 1, 4, 2, 5).reshape(parts.shape[0], -1, 128)
-    a, b, c, d = parts.permute(1, 0, 3, 4, 2, 5)
-    return torch.stack((a | b << 4, c | d << 4), dim=-1).reshape(parts.shape[0], -1, 64)
+        return words.permute(0, 3, 1, 4, 2).reshape(*_units(padded), 64).view(torch.uint8)
+    a, b, c, d = words.permute(1, 0, 3, 4, 2)
+    first, second = a | b << 4, c | d << 4  # of each element of a pair a byte
+    elements = (first & 0xFF) | second << 8, (first >> 8 & 0xFF) | (second & -0x100)
+    return torch.stack(elements, dim=-1).view(*_units(padded), 32).view(torch.uint8)
+
+
+def _units(padded: Tensor) -> tuple[int, int]:
+    return padded.shape[0] // COLUMNS, padded.shape[1] // _UNIT
 
 
 def unpack(packed: Tensor, n: int, k: int) -> Tensor:
