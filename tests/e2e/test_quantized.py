@@ -160,17 +160,17 @@ RUNS = {
     },
     "compressed-small": {
         "npu_ops::linear (mxfp8, dequantised when loaded)",
-        "npu_ops::weight_only_linear (nvfp4 in 8 bits)",
+        "npu_ops::weight_only_linear (nvfp4)",
         INTEGERS("int4", "groups of 64"),
     },
     "fp8-blocks": {FP8("blocks of 128 x 128, rounded activations")},
     # by tensor, one scale each for qkv, the output, the gates and ups, and the downs
     "modelopt-fp8": {FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR},
-    "modelopt-nvfp4": {"npu_ops::weight_only_linear (nvfp4 in 8 bits)"},
+    "modelopt-nvfp4": {"npu_ops::weight_only_linear (nvfp4)"},
     "modelopt-mxfp8": {"npu_ops::linear (mxfp8, dequantised when loaded)"},
     "modelopt-mixed": {
         *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
-        "npu_ops::weight_only_linear (nvfp4 in 8 bits)",
+        "npu_ops::weight_only_linear (nvfp4)",
         "npu_ops::linear (mxfp8, dequantised when loaded)",
     },
     "quark": {

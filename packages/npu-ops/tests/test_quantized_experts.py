@@ -21,6 +21,7 @@ FORMATS = [
     "int4-channel",
     "int8-weights",
     "mxfp4",
+    "nvfp4",
     "int8",
     "fp8",
     "fp8-token",
@@ -59,15 +60,21 @@ class Layer:
             if self.name in PACKED:
                 rows = torch.stack([torch.cat([panels.pack_bytes(part) for part in expert]) for expert in weight])
             return (rows, scale), (weight.double() * scale.double()[..., *at]).flatten(1, 2)
-        group = 1 << 20 if self.name in ("int4-channel", "int8") else 32
+        group = 1 << 20 if self.name in ("int4-channel", "int8") else 16 if self.name == "nvfp4" else 32
         groups, at = -(-k // group), torch.arange(k) // group
         eight = self.name in ("int8", "int8-weights")
         q = torch.randint(-128, 128, (experts, parts, n, k)).to(torch.int8)
         q = q if eight else q.view(torch.uint8) & 15
         scale = (torch.rand(experts, parts, n, groups) + 0.5).mul((0.02 if eight else 0.2) / math.sqrt(k))
         zero = torch.full((experts, parts, n, groups), 0 if eight else 8).to(torch.int8)
-        if self.name == "mxfp4":
+        if self.name in ("mxfp4", "nvfp4"):
             values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[q.long()]
+        if self.name == "nvfp4":
+            scale = (torch.rand(scale.shape) * 400 + 20).to(torch.float8_e4m3fn)
+            factors = (torch.rand(experts, parts, n) + 0.5) * 1e-3 / math.sqrt(k)
+            exact = values * scale.double()[..., at] * factors.double()[..., None]
+            q = panels.codes_of_e2m1(q)
+        elif self.name == "mxfp4":
             scale = torch.randint(118, 124, scale.shape).to(torch.uint8)
             exact = values * torch.exp2(scale.double() - 127)[..., at]
             q = panels.codes_of_e2m1(q)
@@ -84,6 +91,9 @@ class Layer:
         weight = packed(lambda part: panels.pack(part, 8 if eight else 4), q)
         if self.name == "int8":
             return (weight, packed(lambda s: torch.nn.functional.pad(s.flatten(), (0, -n % 32)), scale)), exact
+        if self.name == "nvfp4":
+            pairs = [list(zip(*of, strict=True)) for of in zip(scale, factors, strict=True)]
+            return (weight, packed(lambda of: panels.pack_scaled_groups(*of), pairs), None), exact
         zeros = packed(panels.pack_groups, zero) if self.name == "int4-zeros" else None
         return (weight, packed(panels.pack_groups, scale), zeros), exact
 
@@ -100,7 +110,7 @@ class Layer:
             x_group = {"fp8": 0, "fp8-token": -1, "fp8-block": 32}[name]
             blocks = (32, 32) if name == "fp8-block" else (1, 1 << 20)
             return [*moved, None, None, x_group, *blocks, *self.gate]
-        group = [] if self.name == "int8" else [1 << 20 if self.name == "int4-channel" else 32]
+        group = [] if self.name == "int8" else [{"int4-channel": 1 << 20, "nvfp4": 16}.get(self.name, 32)]
         return [*moved, *self.sizes, *group, *self.gate]
 
     def run(self, device="cpu"):
@@ -223,7 +233,7 @@ def test_a_token_is_the_same_in_any_company(isa, name):
     check_company(Layer(name, torch.bfloat16, 1100, 64, 32, 2, 1))  # more than one part
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "fp8", "fp8-token", "fp8-block", *PACKED])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4", "fp8", "fp8-token", "fp8-block", *PACKED])
 def test_a_token_is_the_same_in_any_company_if_that_is_asked_for(isa, name):
     layer = Layer(name, torch.bfloat16, 120, 1088, 32, 2, 1)
     npu_ops.native.set_batch_invariant(on=True)

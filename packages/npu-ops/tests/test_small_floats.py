@@ -47,14 +47,17 @@ def test_mxfp8_is_dequantised_exactly(weight: torch.Tensor) -> None:
         dequantized(stored["weight"], torch.full_like(stored["weight_scale"], 255))
 
 
-def test_nvfp4_is_kept_exactly_in_8_bits(weight: torch.Tensor) -> None:
-    from npu_ops.layers.quantization.nvfp4 import BLOCK, twice
+def test_nvfp4_is_kept_as_it_is(weight: torch.Tensor) -> None:
+    from npu_ops.layers.quantization.nvfp4 import BLOCK, whole_numbers
 
     stored, rounded = compressed("NVFP4", weight)
-    scales = stored["weight_scale"].float() / stored["weight_global_scale"] / 2
-    packed = panels.pack(twice(stored["weight_packed"]), 8)
-    made = panels.dequantize(packed, panels.pack_groups(scales), None, *weight.shape, BLOCK)
+    factors = (1 / stored["weight_global_scale"]).expand(len(weight))
+    scales = panels.pack_scaled_groups(whole_numbers(stored["weight_scale"]), factors)
+    packed = panels.pack(panels.e2m1_codes(stored["weight_packed"]), 4)
+    made = panels.dequantize(packed, scales, None, *weight.shape, BLOCK)
     torch.testing.assert_close(made, rounded, atol=0, rtol=2**-8)  # their compressor gives bfloat16
     codes = unpack_fp4_from_uint8(stored["weight_packed"], *weight.shape, torch.float64)
     exact = codes * (stored["weight_scale"].double() / stored["weight_global_scale"]).repeat_interleave(BLOCK, 1)
     torch.testing.assert_close(made.double(), exact, atol=0, rtol=2**-22)
+    with pytest.raises(ValueError, match="the checkpoint is damaged"):
+        whole_numbers(torch.full((2, 2), 255, dtype=torch.uint8).view(torch.float8_e4m3fn))

@@ -103,6 +103,29 @@ def test_mxfp4(ops, isa, dtype, rows, n, k):
         native.set_batch_invariant(on=False)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 13, 36, 80])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160), (70, 1024 + 16)])
+def test_nvfp4(ops, isa, dtype, rows, n, k):
+    """Every code and every scale, zero and subnormal ones too, each column with a factor of its own."""
+    layer = Layer(n, k, 16)
+    codes, scales = torch.randint(0, 16, (n, k), dtype=torch.uint8), torch.arange(n * (k // 16)).reshape(n, -1) % 127
+    scales, factors = scales.to(torch.uint8).view(torch.float8_e4m3fn), torch.rand(n) * 0.01 + 1e-4
+    layer.weight = panels.pack(panels.codes_of_e2m1(codes), 4)
+    layer.scales = panels.pack_scaled_groups(scales, factors)
+    values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[codes.long()]
+    layer.exact = values * scales.double().repeat_interleave(16, 1) * factors.double()[:, None]
+    found = panels.dequantize(layer.weight, layer.scales, None, n, k, 16).double()
+    torch.testing.assert_close(found, layer.exact, rtol=2**-22, atol=0)
+    x = torch.randn(rows, k).to(dtype)
+    layer.check(layer(ops.weight_only_linear, x), x)
+    native.set_batch_invariant(on=True)
+    try:
+        alone = [layer(ops.weight_only_linear, row) for row in x.split(1)]
+        assert torch.equal(layer(ops.weight_only_linear, x), torch.cat(alone))
+    finally:
+        native.set_batch_invariant(on=False)
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_on_each_device(ops, device, dtype, rows):
     layer = Layer(96, 128, 64, zeros=True, order=True)

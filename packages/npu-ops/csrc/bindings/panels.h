@@ -6,13 +6,16 @@
 
 namespace npu_ops {
 
-// uint8 scales are e8m0: MXFP4. `op` names the op in the error.
+// uint8 scales are e8m0: MXFP4; those in e4m3: NVFP4. `op` names the op in the error.
 inline PanelFormat panel_format(const Tensor& weight, const Tensor& scales, const std::optional<Tensor>& zeros, const char* op) {
-  const bool four = weight.size(weight.dim() - 1) == 64;
-  if (scales.scalar_type() != ScalarType::Byte) return four ? PanelFormat::int4 : PanelFormat::int8;
-  NPU_CHECK(four && !zeros, op, ": scales in uint8 (e8m0, MXFP4) go with weights of 4 bits and without zeros.");
-  return PanelFormat::mxfp4;
+  const bool four = weight.size(weight.dim() - 1) == 64, e8m0 = scales.scalar_type() == ScalarType::Byte;
+  if (!e8m0 && scales.scalar_type() != ScalarType::Float8_e4m3fn) return four ? PanelFormat::int4 : PanelFormat::int8;
+  NPU_CHECK(four && !zeros, op, ": scales in uint8 (e8m0, MXFP4) or float8_e4m3fn (NVFP4) go with weights of 4 bits and without zeros.");
+  return e8m0 ? PanelFormat::mxfp4 : PanelFormat::nvfp4;
 }
+
+// Rows of 32 that a panel's scales take.
+inline int64_t scale_rows(PanelFormat format, int64_t groups) { return groups + (format == PanelFormat::nvfp4 ? kFactorRows : 0); }
 
 // Panels of 32 columns that hold `columns`.
 inline int64_t panels_of(int64_t columns) { return (columns + 31) / 32; }

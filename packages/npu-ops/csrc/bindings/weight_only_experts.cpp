@@ -10,17 +10,19 @@ namespace {
 
 constexpr const char* kOp = "weight_only_experts";
 
-PanelExperts projection(const Tensor& x, const Tensor& w, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t panels, int64_t k, int64_t group, const char* name) {
+PanelExperts projection(const Tensor& x, const Tensor& w, const Tensor& scales, const std::optional<Tensor>& zeros, PanelFormat format, int64_t panels,
+                        int64_t k, int64_t group, const char* name) {
   const int64_t experts = w.size(0), groups = (k + group - 1) / group;
   NPU_CHECK(w.dim() == 4 && w.size(1) == panels && w.size(2) == (k + 3) / 4 && (w.size(3) == 64 || w.size(3) == 128) &&
                 w.scalar_type() == ScalarType::Byte && w.is_contiguous(),
             kOp, ": ", name, " must be contiguous uint8 [experts, ", panels, ", ", (k + 3) / 4, ", 64 or 128]; pack it with npu_ops.panels.");
-  const auto grouped = [&](const Tensor& t) {
-    return t.dim() == 4 && t.size(0) == experts && t.size(1) == panels && t.size(2) == groups && t.size(3) == 32 && t.is_contiguous();
+  const auto grouped = [&](const Tensor& t, int64_t rows) {
+    return t.dim() == 4 && t.size(0) == experts && t.size(1) == panels && t.size(2) == rows && t.size(3) == 32 && t.is_contiguous();
   };
-  NPU_CHECK(grouped(scales), kOp, ": the scales of ", name, " must be contiguous [", experts, ", ", panels, ", ", groups, ", 32].");
+  const int64_t rows_of_scales = scale_rows(format, groups);
+  NPU_CHECK(grouped(scales, rows_of_scales), kOp, ": the scales of ", name, " must be contiguous [", experts, ", ", panels, ", ", rows_of_scales, ", 32].");
   if (zeros)
-    NPU_CHECK(grouped(*zeros) && zeros->scalar_type() == ScalarType::Char, kOp, ": the zeros of ", name, " must be int8 in the shape of its scales.");
+    NPU_CHECK(grouped(*zeros, groups) && zeros->scalar_type() == ScalarType::Char, kOp, ": the zeros of ", name, " must be int8 in the shape of its scales.");
   check_same_device(x, w, name);
   check_same_device(x, scales, "scales");
   return {static_cast<const uint8_t*>(w.data_ptr()),
@@ -48,10 +50,10 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
   Tensor out = empty({x.size(0), hidden}, x);
   const WeightOnlyExpertsParams params{
       experts_params(kOp, x, out, width, w13.size(0), gated, weights, ids, bias13, bias2, expert_map, {activation, false, alpha, beta, limit, weigh_input}),
-      {projection(x, w13, scales13, zeros13, gated ? 2 * one : one, hidden, group_size, "w13"),
-       projection(x, w2, scales2, zeros2, (hidden + 31) / 32, width, group_size, "w2")},
+      {projection(x, w13, scales13, zeros13, format, gated ? 2 * one : one, hidden, group_size, "w13"),
+       projection(x, w2, scales2, zeros2, format, (hidden + 31) / 32, width, group_size, "w2")},
       format,
-      format == PanelFormat::mxfp4 ? Dtype::fp32 : dtype_of(scales13, "scales13")};
+      is_e2m1(format) ? Dtype::fp32 : dtype_of(scales13, "scales13")};
   if (x.size(0)) launch<weight_only_experts_tiers>(x, "npu_ops::weight_only_experts", params);
   return out;
 }

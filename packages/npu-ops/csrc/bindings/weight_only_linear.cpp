@@ -20,12 +20,13 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
             "weight_only_linear: group_size must divide 128, be a multiple of 128, or at least ", k, ", got ", group_size, ".");
   const PanelFormat format = panel_format(weight, scales, zeros, "weight_only_linear");
   const int64_t groups = (k + group_size - 1) / group_size;
-  const auto grouped = [&](const Tensor& t) {
-    return t.dim() == 3 && t.size(0) == panels && t.size(1) == groups && t.size(2) == 32 && t.is_contiguous();
+  const auto grouped = [&](const Tensor& t, int64_t rows) {
+    return t.dim() == 3 && t.size(0) == panels && t.size(1) == rows && t.size(2) == 32 && t.is_contiguous();
   };
-  NPU_CHECK(grouped(scales), "weight_only_linear: scales must be contiguous [", panels, ", ", groups, ", 32].");
+  const int64_t rows_of_scales = scale_rows(format, groups);
+  NPU_CHECK(grouped(scales, rows_of_scales), "weight_only_linear: scales must be contiguous [", panels, ", ", rows_of_scales, ", 32].");
   if (zeros)
-    NPU_CHECK(grouped(*zeros) && zeros->scalar_type() == ScalarType::Char, "weight_only_linear: zeros must be contiguous int8 [", panels, ", ",
+    NPU_CHECK(grouped(*zeros, groups) && zeros->scalar_type() == ScalarType::Char, "weight_only_linear: zeros must be contiguous int8 [", panels, ", ",
               groups, ", 32].");
   if (order)
     NPU_CHECK(order->dim() == 1 && order->size(0) == k && is_int32(*order) && order->is_contiguous(),
@@ -54,7 +55,7 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
                                       group_size,
                                       format,
                                       dtype_of(x, "x"),
-                                      format == PanelFormat::mxfp4 ? Dtype::fp32 : dtype_of(scales, "scales")};
+                                      is_e2m1(format) ? Dtype::fp32 : dtype_of(scales, "scales")};
   launch<weight_only_linear_tiers>(x, "npu_ops::weight_only_linear", params);
   return out;
 }

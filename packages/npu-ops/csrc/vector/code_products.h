@@ -12,7 +12,7 @@ namespace {
 #if defined(NPU_AVX512_BF16)
 
 constexpr int64_t kCodeDepth = 512;   // elements of k at a time, at most
-constexpr int64_t kCodeBlocks = 4;    // scaled apart, at most
+constexpr int64_t kCodeBlocks = 8;    // scaled apart, at most
 constexpr int kRowsBesideCodes = 12;  // of x: beside the weights of a panel their sums fill the registers
 constexpr int kRowsOfTwoPanels = 4;   // so few meet two panels at a time: each product of one alone would wait for that before it
 
@@ -212,7 +212,7 @@ inline void code_tile_of(int64_t rows, float* y, int64_t ldy, const CodeGroups<P
 // y[P][m][kColumns] = P panels of `codes` by m rows of x of k elements, M of them at a time at most. scales_of(panel, block): ColumnScales.
 template <class Source, int M, int P, class ScalesOf>
 inline void code_tiles(float* y, const uint8_t* codes, int64_t k, int64_t m, const CodeRows& rows, const Streams<P>& panel, const ScalesOf& scales_of) {
-  const int64_t units = ceil_div(k, 4), tiles = ceil_div(m, M), ldy = m * kColumns, together = lesser(kCodeBlocks, kCodeDepth / rows.block);
+  const int64_t units = ceil_div(k, 4), tiles = ceil_div(m, M), ldy = m * kColumns, together = lesser(rows.block < 32 ? kCodeBlocks : 4, kCodeDepth / rows.block);
   memset(y, 0, sizeof(float) * P * ldy);
   CodeGroups<P> w;
   w.apart = panel.apart * units * Source::kUnit, w.size = rows.block / 4;

@@ -10,11 +10,13 @@ __all__ = [
     "COLUMNS",
     "codes_of_e2m1",
     "dequantize",
+    "e2m1_codes",
     "fit_panels",
     "pack",
     "pack_bytes",
     "pack_groups",
     "pack_rounded",
+    "pack_scaled_groups",
     "unpack",
     "unpack_bytes",
 ]
@@ -26,6 +28,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of the first eight codes of e2m1 (OCP Microscaling Formats 1.0); the others are their negatives."""
 
 _UNIT = 4  # elements of k that lie together
+_FACTOR_ROWS = 4  # of 32 bytes, for a float32 each
 _BLOCK = 128  # elements of k at a time
 _MOST = 127  # of int8 with its negative
 _AT_ONCE = 256 * COLUMNS  # rows: the head of a model has 150,000, and takes twice its memory in float32
@@ -87,6 +90,16 @@ def pack_groups(values: Tensor) -> Tensor:
     return F.pad(values, (0, 0, 0, -n % COLUMNS)).view(-1, COLUMNS, groups).transpose(1, 2).contiguous()
 
 
+def pack_scaled_groups(scales: Tensor, factors: Tensor) -> Tensor:
+    """Put the scales of NVFP4, float8_e4m3fn [N, groups], behind the float32 factors [N] of their columns.
+
+    Returns float8_e4m3fn [panels, 4 + groups, 32]: a panel's first four rows are the bytes of its 32 factors.
+    """
+    padded = F.pad(factors.float(), (0, -len(factors) % COLUMNS)).contiguous()
+    codes = pack_groups(scales.view(torch.uint8))
+    return torch.cat((padded.view(torch.uint8).view(-1, _FACTOR_ROWS, COLUMNS), codes), dim=1).view(scales.dtype)
+
+
 def pack_rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round each row of weight [N, K] to int8 by its largest magnitude; return the packed codes and float32 scales."""
     pieces = [_rounded(rows) for rows in weight.split(_AT_ONCE)]
@@ -99,20 +112,32 @@ def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale).round().clamp(-_MOST, _MOST).to(torch.int8), scale
 
 
+def e2m1_codes(packed: Tensor) -> Tensor:
+    """Part the e2m1 codes of a checkpoint, uint8 [.., K / 2] with the first in the lower half; as codes_of_e2m1."""
+    return codes_of_e2m1(torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2))
+
+
 def codes_of_e2m1(codes: Tensor) -> Tensor:
     """Put e2m1 codes (uint8, 0 to 15) in the order of their values, as the kernels' table has them."""
     return torch.where(codes < 8, codes + 8, 15 - codes)
 
 
 def dequantize(packed: Tensor, scales: Tensor, zeros: Tensor | None, n: int, k: int, group_size: int) -> Tensor:
-    """Return the weights as float32 [n, k]: (value - zero) * scale; with scales in uint8 (e8m0), MXFP4."""
+    """Return the weights as float32 [n, k]: (value - zero) * scale.
+
+    With scales in uint8 (e8m0) they are MXFP4, with those of `pack_scaled_groups` NVFP4.
+    """
     groups = torch.arange(k, device=packed.device) // group_size
 
     def spread(values: Tensor) -> Tensor:
         return values.transpose(1, 2).reshape(-1, values.shape[1])[:n, groups]
 
-    if scales.dtype == torch.uint8:
+    if scales.dtype in (torch.uint8, torch.float8_e4m3fn):
         values = torch.tensor([-v for v in reversed(E2M1)] + list(E2M1), device=packed.device)
-        return values[unpack(packed, n, k).long()] * torch.exp2(spread(scales).double() - 127).float()
+        values = values[unpack(packed, n, k).long()]
+        if scales.dtype == torch.uint8:
+            return values * torch.exp2(spread(scales).double() - 127).float()
+        factors = scales[:, :_FACTOR_ROWS].contiguous().view(torch.float32).reshape(-1)[:n, None]
+        return values * (spread(scales[:, _FACTOR_ROWS:].float()) * factors)
     zero = spread(zeros).int() if zeros is not None else 8 if packed.shape[-1] == 64 else 0
     return (unpack(packed, n, k) - zero).float() * spread(scales).float()

@@ -9,7 +9,7 @@ namespace npu_ops {
 // One projection of all experts. Gate and up lie one behind the other, each in whole panels.
 struct PanelExperts {
   const uint8_t* w;      // [experts, panels, ceil(k / 4), 64 or 128 bytes]
-  const void* scales;    // [experts, panels, groups, 32]
+  const void* scales;    // [experts, panels, groups, 32]; of nvfp4 as weight_only_linear's
   const int8_t* zeros;   // like scales, or null
   int64_t panels, k, group;
 };

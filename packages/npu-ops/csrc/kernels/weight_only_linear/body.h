@@ -9,6 +9,7 @@
 
 #include "dispatch/batch_invariance.h"
 #include "kernels/weight_only_linear/weight_only_linear.h"
+#include "vector/codes.h"
 #include "vector/panels.h"
 #include "vector/past_caches.h"
 #if defined(NPU_AMX)
@@ -160,12 +161,28 @@ NPU_INLINE void load_scales(F (&out)[kSums], const uint8_t* exponents) {
   for (int j = 0; j < kSums; ++j) out[j] = load(s + j * W) * set1(0.5f);
 }
 
-// Place of the scales and zero points of panel `panel` for block b of k.
-NPU_INLINE int64_t group_of(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel, int64_t b) {
-  return (panel * ceil_div(p.k, p.group) + b * d.block / p.group) * kColumns;
+// Codes of e4m3 times their columns' factors; half of them, as of MXFP4.
+NPU_INLINE void load_scales(F (&out)[kSums], const fp8* codes, const float* factors) {
+  for (int j = 0; j < kSums; ++j) out[j] = load(codes + j * W) * (load(factors + j * W) * set1(0.5f));
 }
-NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, int64_t at, F (&out)[kSums]) {
+
+// A panel's group of k.
+struct PanelGroup {
+  int64_t panel, group, groups;
+  // Place of its zero points, and of scales but those of nvfp4.
+  NPU_INLINE int64_t at() const { return (panel * groups + group) * kColumns; }
+};
+// The one of block b of k.
+NPU_INLINE PanelGroup group_of(const WeightOnlyLinearParams& p, const Digits& d, int64_t panel, int64_t b) {
+  return {panel, b * d.block / p.group, ceil_div(p.k, p.group)};
+}
+NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, const PanelGroup& g, F (&out)[kSums]) {
+  const int64_t at = g.at();
   if (p.format == PanelFormat::mxfp4) return load_scales(out, static_cast<const uint8_t*>(p.scales) + at);
+  if (p.format == PanelFormat::nvfp4) {
+    const fp8* of_panel = static_cast<const fp8*>(p.scales) + g.panel * (kFactorRows + g.groups) * kColumns;
+    return load_scales(out, of_panel + (kFactorRows + g.group) * kColumns, reinterpret_cast<const float*>(of_panel));
+  }
   switch (p.scale_dtype) {
     case Dtype::bf16:
       return load_scales(out, static_cast<const bf16*>(p.scales) + at);
@@ -175,18 +192,20 @@ NPU_INLINE void scales_of(const WeightOnlyLinearParams& p, int64_t at, F (&out)[
       return load_scales(out, static_cast<const float*>(p.scales) + at);
   }
 }
-NPU_INLINE void zeros_of(const WeightOnlyLinearParams& p, int64_t at, I (&out)[kVectors]) {
-  const int8_t symmetric = p.format == PanelFormat::int4 ? 8 : p.format == PanelFormat::mxfp4 ? kCodesZero : 0;
+// The code that stands for zero where weights have no zero points.
+constexpr int8_t code_of_zero(PanelFormat format) { return format == PanelFormat::int4 ? 8 : is_e2m1(format) ? kCodesZero : 0; }
+NPU_INLINE void zeros_of(const WeightOnlyLinearParams& p, const PanelGroup& g, I (&out)[kVectors]) {
+  const int8_t symmetric = code_of_zero(p.format);
   const int8_t same[8] = {symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric, symmetric};
-  for (int j = 0; j < kVectors; ++j) out[j] = first_pair(p.zeros ? p.zeros + at + j * 8 : same);
+  for (int j = 0; j < kVectors; ++j) out[j] = first_pair(p.zeros ? p.zeros + g.at() + j * 8 : same);
 }
 
 template <int D>
 NPU_INLINE Scaled<D> scaled_block(const WeightOnlyLinearParams& p, const Digits& d, float* c, int64_t panel, int64_t b) {
   Scaled<D> policy{c, d.scale + b, d.sum + b, d.blocks, {}, {}};
-  const int64_t at = group_of(p, d, panel, b);
-  scales_of(p, at, policy.w_scale);
-  zeros_of(p, at, policy.w_zero);
+  const PanelGroup group = group_of(p, d, panel, b);
+  scales_of(p, group, policy.w_scale);
+  zeros_of(p, group, policy.w_zero);
   return policy;
 }
 
@@ -365,6 +384,7 @@ inline void with_source(PanelFormat format, const Fn& fn) {
     case PanelFormat::int8:
       return fn(Bytes{});
     case PanelFormat::mxfp4:
+    case PanelFormat::nvfp4:
       return fn(Codes{});
   }
 }

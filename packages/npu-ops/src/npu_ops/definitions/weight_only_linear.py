@@ -1,4 +1,4 @@
-"""y = x w^T + b with weights of 4 or 8 bits (integers or MXFP4), scaled in groups, and x as it is."""
+"""y = x w^T + b with weights of 4 or 8 bits (integers, MXFP4 or NVFP4), scaled in groups, and x as it is."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def weight_only_linear(
     weight: `panels.pack`, uint8 [panels, ceil(K / 4), 64 (4 bits) or 128 (8 bits)].
     scales: `panels.pack_groups`, floating point [panels, groups, 32]; zeros: the same shape in int8, or None: 8 for
     4 bits, 0 for 8. Scales in uint8 are e8m0 (2^(scale - 127)) and make it MXFP4: weight packs `panels.codes_of_e2m1`.
+    Those of `panels.pack_scaled_groups`, float8_e4m3fn [panels, 4 + groups, 32], make it NVFP4, of the same codes.
     order: int32 [K], the element of x that the weights' i-th meets, or None; groups are those of the weights' order.
     bias: [out_features] of x's dtype, or None.
     group_size: elements of K that share a scale: 4 to 128 dividing 128, a multiple of 128, or at least K.

@@ -130,7 +130,7 @@ class NpuMxfp4Experts(QuantizedExperts, mxfp4.CompressedTensorsW4A4Mxfp4MoEMetho
 
 
 class NpuNvfp4Experts(QuantizedExperts, nvfp4.CompressedTensorsW4A4Nvfp4MoEMethod):
-    """NVFP4 weights in 8 bits, activations as they are, on `npu_ops::weight_only_experts`."""
+    """NVFP4 weights, activations as they are, on `npu_ops::weight_only_experts`."""
 
     def __init__(self, inputs: QuantizationArgs | None, moe: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""

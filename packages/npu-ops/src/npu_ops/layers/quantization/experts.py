@@ -29,11 +29,15 @@ WHOLE = 1 << 30
 
 
 class Integers(NamedTuple):
-    """One expert's weights [N, K] as uint8 (4 bits: 0 to 15) or int8, with scales and zero points [N, groups]."""
+    """One expert's weights [N, K] as uint8 (4 bits: 0 to 15) or int8, with scales and zero points [N, groups].
+
+    factors: float32 [N], of scales in float8_e4m3fn.
+    """
 
     values: Tensor
     scales: Tensor
     zeros: Tensor | None = None
+    factors: Tensor | None = None
 
 
 class QuantizedExperts(FusedMoEMethodBase):
@@ -161,9 +165,11 @@ class QuantizedExperts(FusedMoEMethodBase):
     def _integers(self, layer: Any, bits: int, matrix: Callable[[int], Integers], parts: int) -> tuple[Tensor, ...]:
         packed: list[list[Tensor]] = [[], [], []]
         for expert in range(layer.local_num_experts):
-            values, scales, zeros = matrix(expert)
+            values, scales, zeros, factors = matrix(expert)
             packed[0].append(torch.cat([panels.pack(part.contiguous(), bits) for part in self._split(values, parts)]))
-            packed[1].append(torch.cat([panels.pack_groups(part) for part in self._split(scales, parts)]))
+            pieces = [self._split(of, parts) for of in (scales, factors) if of is not None]
+            pack = panels.pack_groups if factors is None else panels.pack_scaled_groups
+            packed[1].append(torch.cat([pack(*of) for of in zip(*pieces, strict=True)]))
             if zeros is not None:
                 packed[2].append(torch.cat([panels.pack_groups(part) for part in self._split(zeros, parts)]))
         return tuple(torch.stack(tensors) if tensors else None for tensors in packed)  # type: ignore[misc]

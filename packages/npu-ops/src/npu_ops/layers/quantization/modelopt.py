@@ -53,7 +53,7 @@ class NpuModelOptFp8Experts(QuantizedExperts, ModelOptFp8MoEMethod):
 
 
 class NpuModelOptNvfp4Experts(QuantizedExperts, ModelOptNvFp4FusedMoE):
-    """Weights in 8 bits, activations as they are, on `npu_ops::weight_only_experts`."""
+    """Weights as the checkpoint has them, activations as they are, on `npu_ops::weight_only_experts`."""
 
     supports_pre_processed_weights = False
 

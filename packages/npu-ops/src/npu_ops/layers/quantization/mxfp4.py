@@ -69,8 +69,7 @@ def codes(packed: Tensor, scales: Tensor) -> Integers:
     if (scales == _NAN).any():
         msg = "MXFP4 weights have NaN among their scales: the checkpoint is damaged."
         raise ValueError(msg)
-    values = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    return Integers(panels.codes_of_e2m1(values), scales.contiguous())
+    return Integers(panels.e2m1_codes(packed), scales.contiguous())
 
 
 def e2m1_experts(method: QuantizedExperts, layer: Any, weight: str) -> None:

@@ -1,7 +1,6 @@
 """Gives layers with NVFP4 weights (e2m1 in blocks of 16, scales e4m3 and one of the layer) their kernel.
 
-Twice a value of e2m1 is a small integer, so the weights are kept in 8 bits, exactly, in groups of 16. Activations stay
-as they are, as on every device without FP4 arithmetic. Format: NVIDIA, "Introducing NVFP4", 2025.
+Activations stay as they are, as on every device without FP4 arithmetic. Format: NVIDIA, "Introducing NVFP4", 2025.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ logger = init_logger("vllm.npu_ops.nvfp4")
 ops = torch.ops.npu_ops
 
 BLOCK = 16
-_KEPT = "Weights in NVFP4 are kept in 8 bits, exactly; activations are not rounded."
+_WHOLE = "Activations beside weights in NVFP4 are not rounded."
 
 
 class NpuNvfp4LinearKernel(NvFp4LinearKernel):
-    """`npu_ops::weight_only_linear` on 8-bit integers."""
+    """`npu_ops::weight_only_linear` on codes and scales as the checkpoint has them."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -45,17 +44,16 @@ class NpuNvfp4LinearKernel(NvFp4LinearKernel):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Repack: weight uint8 [N, K / 2], weight_scale float8_e4m3fn [N, K / 16], weight_global_scale float32."""
-        logger.info_once(_KEPT)
-        weight = layer.weight.data
+        logger.info_once(_WHOLE)
+        weight, scales = layer.weight.data, layer.weight_scale.data
         self.outputs = len(weight)
-        # a whole scale is too fine for 16 bits
-        scales = layer.weight_scale.data.float() * layer.weight_global_scale.data.float() / 2
-        replace_parameter(layer, "weight", panels.pack(twice(weight), 8))
-        replace_parameter(layer, "weight_scale", panels.pack_groups(scales))
+        factors = layer.weight_global_scale.data.float().expand(self.outputs)
+        replace_parameter(layer, "weight", panels.pack(panels.e2m1_codes(weight), 4))
+        replace_parameter(layer, "weight_scale", panels.pack_scaled_groups(whole_numbers(scales), factors))
 
     def npu_implementation(self) -> str:
         """Return the op, and the weights' format."""
-        return "npu_ops::weight_only_linear (nvfp4 in 8 bits)"
+        return "npu_ops::weight_only_linear (nvfp4)"
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., K]; returns [..., N]."""
@@ -63,11 +61,12 @@ class NpuNvfp4LinearKernel(NvFp4LinearKernel):
         return ops.weight_only_linear(x, layer.weight, layer.weight_scale, None, None, bias, self.outputs, BLOCK)
 
 
-def twice(packed: Tensor) -> Tensor:
-    """Return twice the values of e2m1 codes, two an octet, the first in the lower half: int8 [N, K]."""
-    positive = [int(2 * value) for value in panels.E2M1]
-    values = torch.tensor(positive + [-value for value in positive], dtype=torch.int8, device=packed.device)
-    return values[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()]
+def whole_numbers(scales: Tensor) -> Tensor:
+    """Return scales in float8_e4m3fn; raises ValueError for NaN among them."""
+    if (scales.view(torch.uint8) & 127 == 127).any():
+        msg = "NVFP4 weights have NaN among their scales: the checkpoint is damaged."
+        raise ValueError(msg)
+    return scales
 
 
 def nvfp4_experts(method: QuantizedExperts, layer: Any, weight: str, whole: Mapping[str, Tensor]) -> None:
@@ -75,16 +74,16 @@ def nvfp4_experts(method: QuantizedExperts, layer: Any, weight: str, whole: Mapp
 
     `whole`: the scales of whole projections by w13 and w2, float32 [E] or [E, projections].
     """
-    logger.info_once(_KEPT)
+    logger.info_once(_WHOLE)
 
     def of(name: str, expert: int) -> Integers:
-        scales = getattr(layer, f"{name}_weight_scale").data[expert].float()
+        scales = whole_numbers(getattr(layer, f"{name}_weight_scale").data[expert])
         of_projections = whole[name][expert].float().reshape(-1)
-        by_row = of_projections.repeat_interleave(len(scales) // len(of_projections))
-        return Integers(twice(getattr(layer, f"{name}_{weight}").data[expert]), scales * by_row[:, None] / 2)
+        factors = of_projections.repeat_interleave(len(scales) // len(of_projections))
+        return Integers(panels.e2m1_codes(getattr(layer, f"{name}_{weight}").data[expert]), scales, factors=factors)
 
-    method.pack_integers(layer, 8, BLOCK, lambda e: of("w13", e), lambda e: of("w2", e))
-    method.format = "nvfp4 in 8 bits"
+    method.pack_integers(layer, 4, BLOCK, lambda e: of("w13", e), lambda e: of("w2", e))
+    method.format = "nvfp4"
 
 
 register_linear_kernel(NpuNvfp4LinearKernel, PlatformEnum.OOT, "nvfp4")
