@@ -103,6 +103,15 @@ def int4(group: int, zeros: bool) -> Callable[[int, int], Layer]:
     return make
 
 
+def nvfp4(n: int, k: int) -> Layer:
+    """Weights of 4 bits in blocks of 16, whose scales have 8, and a factor a column."""
+    weight = panels.pack(torch.randint(0, 16, (n, k), dtype=torch.uint8), 4)
+    scales = panels.pack_scaled_groups(
+        (torch.rand(n, k // 16) * 400 + 20).to(torch.float8_e4m3fn), torch.full((n,), 1e-5)
+    )
+    return lambda x, w, s: ops.weight_only_linear(x, w, s, None, None, None, n, 16), (weight, scales)
+
+
 def int8(n: int, k: int) -> Layer:
     """Weights and activations of 8 bits, by channel and token."""
 
@@ -129,6 +138,7 @@ def fp8(block: int, x_group: int) -> Callable[[int, int], Layer]:
 FORMATS: dict[str, tuple[Callable[[int, int], Layer], list[Callable[[int, int], Layer]]]] = {
     "W4A16, groups of 128": (int4(128, False), quant_peers.layers_int4(128, False)),
     "W4A16, groups of 32, zero points": (int4(32, True), quant_peers.layers_int4(32, True)),
+    "NVFP4": (nvfp4, []),
     "W8A8 int8": (int8, quant_peers.layers_int8()),
     "W8A16 fp8, channels": (fp8(0, 0), []),
     "W8A8 fp8, one scale": (fp8(WHOLE, WHOLE), quant_peers.layers_fp8(0)),

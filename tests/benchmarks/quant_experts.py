@@ -102,6 +102,17 @@ def weight_only(group: int, dtype: torch.dtype) -> Callable[[], Call]:
     return make
 
 
+def nvfp4() -> Call:
+    """Weights of 4 bits in blocks of 16, whose scales have 8, and a factor a column."""
+    codes = panel_weights(64)
+    scales = []
+    for parts, n, k in SIZES:
+        of = (torch.rand(EXPERTS, parts * n, k // 16) * 400 + 20).to(torch.float8_e4m3fn)
+        scales.append(torch.stack([panels.pack_scaled_groups(expert, torch.full((parts * n,), 1e-5)) for expert in of]))
+    pairs = (codes[0], scales[0], None, codes[1], scales[1], None)
+    return lambda x, weights, ids: ops.weight_only_experts(x, *pairs, weights, ids, *NONE, WIDTH, 16, *GATE)
+
+
 def int8() -> Call:
     """Weights and activations of 8 bits."""
     (w13, w2), (s13, s2) = panel_weights(128), (torch.rand(EXPERTS, parts * n) for parts, n, _ in SIZES)
@@ -130,6 +141,7 @@ FORMATS: dict[str, tuple[Callable[[], Call], Callable[[int, int, int], Call | No
     "W4A16, groups of 32": (weight_only(32, torch.bfloat16), partial(quant_peers.experts_int4, 32)),
     "W4A16, groups of 128": (weight_only(128, torch.bfloat16), partial(quant_peers.experts_int4, 128)),
     "MXFP4": (weight_only(32, torch.uint8), quant_peers.experts_mxfp4),
+    "NVFP4": (nvfp4, lambda *sizes: None),
     "W8A8 int8": (int8, quant_peers.experts_int8),
     "fp8 by channel": (fp8(None), lambda *sizes: None),
     "fp8 by blocks": (fp8(128), quant_peers.experts_fp8),
