@@ -79,6 +79,15 @@ def test_scale_dtypes_order_and_reference(ops, isa, dtype, scale_dtype, zeros, r
     layer.check(layer(weight_only_linear.reference, x), x)
 
 
+def check_in_company_and_alone(layer, op, x):
+    layer.check(layer(op, x), x)
+    native.set_batch_invariant(on=True)
+    try:
+        assert torch.equal(layer(op, x), torch.cat([layer(op, row) for row in x.split(1)]))
+    finally:
+        native.set_batch_invariant(on=False)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 17, 40])
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160), (70, 1024 + 32)])
 def test_mxfp4(ops, isa, dtype, rows, n, k):
@@ -94,13 +103,7 @@ def test_mxfp4(ops, isa, dtype, rows, n, k):
     layer.exact = values * torch.exp2(scales.double() - 127).repeat_interleave(32, 1)
     torch.testing.assert_close(panels.dequantize(layer.weight, layer.scales, None, n, k, 32).double(), layer.exact)
     x = torch.randn(rows, k).to(dtype)
-    layer.check(layer(ops.weight_only_linear, x), x)
-    native.set_batch_invariant(on=True)
-    try:
-        alone = [layer(ops.weight_only_linear, row) for row in x.split(1)]
-        assert torch.equal(layer(ops.weight_only_linear, x), torch.cat(alone))
-    finally:
-        native.set_batch_invariant(on=False)
+    check_in_company_and_alone(layer, ops.weight_only_linear, x)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 13, 36, 80])
@@ -117,13 +120,7 @@ def test_nvfp4(ops, isa, dtype, rows, n, k):
     found = panels.dequantize(layer.weight, layer.scales, None, n, k, 16).double()
     torch.testing.assert_close(found, layer.exact, rtol=2**-22, atol=0)
     x = torch.randn(rows, k).to(dtype)
-    layer.check(layer(ops.weight_only_linear, x), x)
-    native.set_batch_invariant(on=True)
-    try:
-        alone = [layer(ops.weight_only_linear, row) for row in x.split(1)]
-        assert torch.equal(layer(ops.weight_only_linear, x), torch.cat(alone))
-    finally:
-        native.set_batch_invariant(on=False)
+    check_in_company_and_alone(layer, ops.weight_only_linear, x)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -32,23 +32,11 @@ constexpr CodeValues code_values() {
 template <class Source>
 alignas(64) constexpr CodeValues kCodeValues = code_values<Source>();
 
-// How far a word's codes lie above its lowest bits: those of the panel's columns from 0 and 8 on, and from 16 and 24 on.
-struct CodeShifts {
-  uint16_t of[kSums][32];
-};
-constexpr CodeShifts code_shifts() {
-  CodeShifts shifts{};
-  for (int j = 0; j < kSums; ++j)
-    for (int i = 0; i < 32; ++i) shifts.of[j][i] = static_cast<uint16_t>(8 * j + i / 16 * 4);
-  return shifts;
-}
-alignas(64) constexpr CodeShifts kCodeShifts = code_shifts();
-
 // The pair-th pair of k of a unit's columns from 16 * j on.
 template <class Source>
 NPU_INLINE __m512bh code_columns(const uint8_t* unit, int pair, int j) {
   const __m512i codes = _mm512_broadcast_i64x4(load_raw<__m256i>(unit + pair * 32));
-  return (__m512bh)_mm512_permutexvar_epi16((__m512i)((Words32)codes >> load_raw<Words32>(kCodeShifts.of[j])), load_raw<__m512i>(kCodeValues<Source>.of));
+  return (__m512bh)_mm512_permutexvar_epi16((__m512i)((Words32)codes >> load_raw<Words32>(kNibbleShifts.of[j])), load_raw<__m512i>(kCodeValues<Source>.of));
 }
 template <>
 NPU_INLINE __m512bh code_columns<Bytes>(const uint8_t* unit, int pair, int j) {

@@ -51,6 +51,18 @@ NPU_INLINE void unit_rows(__m512i (&rows)[kUnitRows], Bytes, const uint8_t* unit
     rows[j] = _mm512_permutexvar_epi16(load_raw<__m512i>(kWordOrder.eight), load_raw<__m512i>(unit + j * 64));
 }
 
+// Where the nibbles of columns 0 to 15, or 16 to 31, are in the words of a pair of k, twice.
+struct NibbleShifts {
+  uint16_t of[kUnitRows][32];
+};
+constexpr NibbleShifts nibble_shifts() {
+  NibbleShifts t{};
+  for (int j = 0; j < kUnitRows; ++j)
+    for (int i = 0; i < 32; ++i) t.of[j][i] = static_cast<uint16_t>(8 * j + i / 16 * 4);
+  return t;
+}
+alignas(64) constexpr NibbleShifts kNibbleShifts = nibble_shifts();
+
 // The scales of 32 columns' block of k, and what these make of its zero points.
 struct ColumnScales {
   F scale[kUnitRows], offset[kUnitRows];

@@ -23,18 +23,6 @@ constexpr LiftedCodes lifted_codes() {
 }
 alignas(64) constexpr LiftedCodes kLiftedCodes = lifted_codes();
 
-// Where the nibbles of columns 0 to 15, or 16 to 31, are in the words of a pair of k, twice.
-struct NibbleShifts {
-  uint16_t of[kUnitRows][32];
-};
-constexpr NibbleShifts nibble_shifts() {
-  NibbleShifts t{};
-  for (int j = 0; j < kUnitRows; ++j)
-    for (int i = 0; i < 32; ++i) t.of[j][i] = static_cast<uint16_t>(8 * j + i / 16 * 4);
-  return t;
-}
-alignas(64) constexpr NibbleShifts kNibbleShifts = nibble_shifts();
-
 // What 16 columns' scales take off the exponents of their pairs. Scales are kept where no number would leave bf16.
 NPU_INLINE __m512i taken_off(const uint8_t* scales) {
   const U of = (U)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))) & 0xffu;
