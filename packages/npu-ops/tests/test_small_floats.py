@@ -61,3 +61,16 @@ def test_nvfp4_is_kept_as_it_is(weight: torch.Tensor) -> None:
     torch.testing.assert_close(made.double(), exact, atol=0, rtol=2**-22)
     with pytest.raises(ValueError, match="the checkpoint is damaged"):
         whole_numbers(torch.full((2, 2), 255, dtype=torch.uint8).view(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "parts", "in_place"), [(128, 12, 2, True), (96, 8, 2, False), (64, 10, 1, False)]
+)
+def test_experts_in_fp8_are_packed_where_they_are(rows: int, k: int, parts: int, in_place: bool) -> None:
+    from npu_ops.layers.quantization.experts import QuantizedExperts
+
+    weight = torch.randint(0, 127, (3, rows, k), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    expected = [torch.cat([panels.pack_bytes(part) for part in expert.chunk(parts)]) for expert in weight]
+    packed = QuantizedExperts._in_panels(weight, parts)
+    assert torch.equal(packed.view(torch.uint8), torch.stack(expected).view(torch.uint8))
+    assert (packed.data_ptr() == weight.data_ptr()) is in_place

@@ -145,7 +145,14 @@ class QuantizedExperts(FusedMoEMethodBase):
 
     @staticmethod
     def _in_panels(weight: Tensor, parts: int) -> Tensor:
-        return torch.stack([torch.cat([panels.pack_bytes(part) for part in rows.chunk(parts)]) for rows in weight])
+        """Pack [E, rows, K] one expert after another, in its own place where panels take as much."""
+        experts, rows, k = weight.shape
+        if k % 4 or rows % (parts * panels.COLUMNS):
+            return torch.stack([torch.cat([panels.pack_bytes(part) for part in each.chunk(parts)]) for each in weight])
+        packed = weight.view(experts, rows // panels.COLUMNS, k // 4, 4 * panels.COLUMNS)
+        for expert, each in enumerate(weight):
+            packed[expert] = panels.pack_bytes(each)
+        return packed
 
     def _fp8(self, weight: Tensor, scale: Tensor, parts: int, by_row: bool) -> tuple[Tensor, Tensor]:
         if (weight.view(torch.uint8) & 127 == 127).any():
