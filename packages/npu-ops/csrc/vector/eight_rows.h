@@ -22,7 +22,7 @@ struct EightWay {
   bool near;  // whether the next tile comes into L1
   // Whether so many rows of x are multiplied sooner so than otherwise.
   NPU_INLINE bool takes(int64_t rows) const {
-    return near ? rows >= 5 && rows <= 15 : rows <= 2 * kEight || (rows > 20 && rows <= 3 * kEight);
+    return near ? rows >= 5 && rows <= 15 : (rows >= 2 && rows <= 2 * kEight) || (rows > 20 && rows <= 3 * kEight);
   }
   NPU_INLINE int64_t tile(int64_t eights, int64_t k) const {
     constexpr int64_t kLong = 1536;  // elements; L1 would not hold two tiles of longer rows beside eight rows of x
@@ -30,7 +30,7 @@ struct EightWay {
     return eights > 1 ? 6 : k > kLong ? 3 : 4;  // twice eight rows L1 does not hold either way: the fewer times they are read, the better
   }
 };
-NPU_INLINE EightWay eight_way() { return {l1_bytes() >= 48 << 10}; }
+NPU_INLINE EightWay eight_way() { return {l1_bytes() >= kLargeL1}; }
 
 // How a vector is shared by N rows of x: by eight, or where there are no more, by four. By two was slower than by four.
 template <int N>

@@ -1,6 +1,7 @@
 // Products of a few packed rows by many weight rows as they are stored.
 #pragma once
 
+#include "dispatch/caches.h"
 #include "vector/gemm.h"
 
 namespace npu_ops {
@@ -29,6 +30,11 @@ constexpr int64_t kProductBytes = kProductBatch == 8 && M > 4 ? 98304 : 24576;
 // forgets what it is to fetch while it has no buffer free, and so some lines of what was to come into L2 do not.
 template <int M>
 constexpr int64_t kProductNear = kProductBatch < 8 ? 0 : M > 4 ? 2048 : 1024;
+// Where L1 is smaller (measured on a Zen 4), a single row meets weights sooner that come into L2.
+template <int M>
+NPU_INLINE int64_t product_near() {
+  return M == 1 && kProductNear<M> && l1_bytes() < kLargeL1 ? 0 : kProductNear<M>;
+}
 
 // What to fetch into L2 meanwhile. All batches of packed rows by one group of weight rows: the group comes from memory with the first,
 // as fast as that can; several, and one that takes longer than the memory, share in fetching the group that comes next.
@@ -80,7 +86,7 @@ NPU_INLINE int64_t held_row_dots(F (&acc)[R][M], const T* const (&w)[R], const t
 // Fetches what lies `ahead` bytes further in the weight rows (0: nothing). Not inlined: the loop needs all registers.
 template <class T, int R, int M>
 __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const (&w)[R], const typename RowDot<T>::Packed* x, int64_t ldx,
-                                        int64_t k, int64_t ahead) {
+                                        int64_t k, int64_t ahead, int64_t near) {
   int64_t done = 0;
 #if defined(__AVX2__) && !defined(NPU_AVX512)
   if constexpr (__is_same(T, bf16) && R == 3) {
@@ -100,7 +106,7 @@ __attribute__((noinline)) void row_tile(float* sums, bool first, const T* const 
   if constexpr (R > 1 && R < M && RowDot<T>::kParts == 1 && kHeld<T, R>) done = held_row_dots<T, R, M>(acc, w, x, ldx, k, ahead);
   const T* rest[R];
   for (int r = 0; r < R; ++r) rest[r] = w[r] + done;
-  row_dots<T, R, M>(acc, rest, x + done, ldx, k - done, ahead, kProductNear<M>);
+  row_dots<T, R, M>(acc, rest, x + done, ldx, k - done, ahead, near);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -118,17 +124,18 @@ inline void rows_by_batch(float* out, int64_t ldo, const typename RowDot<T>::Pac
   const int64_t per = rows / R, passes = M == 1 ? 1 : greater(1, ceil_div(k, kElements));
   const int64_t depth = greater(1, ceil_div(ceil_div(k, passes), kStep)) * kStep;
   const bool stream = ahead.batches == 1 && passes == 1 && M <= 4;
+  const int64_t near = product_near<M>();
   for (int64_t from = 0; from == 0 || from < k; from += depth) {
     const int64_t left = lesser(depth, k - from);
     for (int64_t i = 0; i < per; ++i) {
       const T* w[R];
       for (int r = 0; r < R; ++r) w[r] = row(r * per + i) + from;
-      const int64_t further = stream ? (kProductNear<M> ? 0 : kProductAhead) : i % ahead.batches == ahead.batch ? ahead.next : 0;
-      row_tile<T, R, M>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further);
+      const int64_t further = stream ? (near ? 0 : kProductAhead) : i % ahead.batches == ahead.batch ? ahead.next : 0;
+      row_tile<T, R, M>(sums + i * R * M * W, from == 0, w, x + from, ldx, left, further, near);
     }
     for (int64_t i = R * per; i < rows; ++i) {
       const T* const w[1] = {row(i) + from};
-      row_tile<T, 1, M>(sums + i * M * W, from == 0, w, x + from, ldx, left, 0);
+      row_tile<T, 1, M>(sums + i * M * W, from == 0, w, x + from, ldx, left, 0, near);
     }
   }
   const auto reduce = [&](int64_t first, int64_t count, const float* from, int64_t step) {
