@@ -39,10 +39,10 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
                            int64_t group_size, std::string activation, double alpha, double beta, double limit, bool weigh_input) {
   NPU_CHECK(x.dim() == 2 && w13.dim() == 4 && w2.dim() == 4 && w13.size(0) == w2.size(0) && w13.size(3) == w2.size(3), kOp,
             ": x must be [tokens, hidden], w13 and w2 [experts, panels, units, 64 or 128].");
-  NPU_CHECK(group_size >= 4 && (128 % group_size == 0 || group_size % 128 == 0 || (group_size >= x.size(1) && group_size >= width)), kOp,
+  NPU_CHECK(group_size >= 4 && fits_panels(group_size, x.size(1) > width ? x.size(1) : width), kOp,
             ": group_size must divide 128, be a multiple of 128, or at least the width of both layers, got ", group_size, ".");
   x = with_dense_rows(x);
-  const int64_t hidden = x.size(1), one = (width + 31) / 32;
+  const int64_t hidden = x.size(1), one = panels_of(width);
   const bool gated = w13.size(1) == 2 * one;
   const PanelFormat format = panel_format(w13, scales13, zeros13, kOp);
   NPU_CHECK(format == panel_format(w2, scales2, zeros2, kOp) && scales13.scalar_type() == scales2.scalar_type(), kOp,
@@ -51,7 +51,7 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
   const WeightOnlyExpertsParams params{
       experts_params(kOp, x, out, width, w13.size(0), gated, weights, ids, bias13, bias2, expert_map, {activation, false, alpha, beta, limit, weigh_input}),
       {projection(x, w13, scales13, zeros13, format, gated ? 2 * one : one, hidden, group_size, "w13"),
-       projection(x, w2, scales2, zeros2, format, (hidden + 31) / 32, width, group_size, "w2")},
+       projection(x, w2, scales2, zeros2, format, panels_of(hidden), width, group_size, "w2")},
       format,
       is_e2m1(format) ? Dtype::fp32 : dtype_of(scales13, "scales13")};
   if (x.size(0)) launch<weight_only_experts_tiers>(x, "npu_ops::weight_only_experts", params);

@@ -11,12 +11,12 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
                           std::optional<Tensor> bias, int64_t out_features, int64_t group_size) {
   Rows rows = rows_of(x);
   if (rows.outer > 1) rows = rows_of(torch::stable::contiguous(x));
-  const int64_t n = out_features, k = rows.width, panels = (n + 31) / 32;
+  const int64_t n = out_features, k = rows.width, panels = panels_of(n);
   NPU_CHECK(weight.dim() == 3 && weight.size(0) == panels && weight.size(1) == (k + 3) / 4 && (weight.size(2) == 64 || weight.size(2) == 128) &&
                 weight.scalar_type() == ScalarType::Byte && weight.is_contiguous(),
             "weight_only_linear: weight must be contiguous uint8 [", panels, ", ", (k + 3) / 4,
             ", 64 or 128] for x of ", k, " elements; pack it with npu_ops.panels.");
-  NPU_CHECK(group_size >= 4 && (128 % group_size == 0 || group_size % 128 == 0 || group_size >= k),
+  NPU_CHECK(group_size >= 4 && fits_panels(group_size, k),
             "weight_only_linear: group_size must divide 128, be a multiple of 128, or at least ", k, ", got ", group_size, ".");
   const PanelFormat format = panel_format(weight, scales, zeros, "weight_only_linear");
   const int64_t groups = (k + group_size - 1) / group_size;

@@ -20,7 +20,7 @@ constexpr int kEightTile = 8;  // weight rows at a time, at most
 // 32 KiB (Zen 4) would lose x by it: fetched into L2, weights come as fast as if they were only read, and the larger the tile, the better.
 struct EightWay {
   bool near;  // whether the next tile comes into L1
-  // Whether so many rows of x are multiplied sooner so than otherwise.
+  // Whether so many rows of x are multiplied sooner so than otherwise. A single one is not while the memory is busy.
   NPU_INLINE bool takes(int64_t rows) const {
     return near ? rows >= 5 && rows <= 15 : (rows >= 2 && rows <= 2 * kEight) || (rows > 20 && rows <= 3 * kEight);
   }

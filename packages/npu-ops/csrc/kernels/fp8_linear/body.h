@@ -3,7 +3,8 @@
 // A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
 // take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 the few rows' weights are moved to
 // where a float has its bits, which is a factor of 2^-120; on AMX they become bf16 by bytes (vector/e4m3_rows.h), as those of tiles do.
-// Rows of bf16 meet weights of bf16 where the processor multiplies those: few_vectors.inc, many_vectors.inc, tiles.inc.
+// Rows of bf16 meet weights of bf16 where the processor multiplies those: panels.inc, of weights that are stored as rows few_vectors.inc and
+// many_vectors.inc, tiles.inc.
 #pragma once
 
 #include "dispatch/batch_invariance.h"
