@@ -1,4 +1,4 @@
-"""Owns the packed layout of weights of 4 and 8 bits: panels of 32 output columns, as csrc/vector/panels.h reads them."""
+"""Owns the packed layout of weights of 4 and 8 bits: panels of 32 columns, as csrc/vector/panels.h reads them."""
 
 from __future__ import annotations
 
