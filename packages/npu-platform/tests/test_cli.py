@@ -48,6 +48,22 @@ def test_a_reader_that_has_gone_ends_it_in_silence(arguments: list[str]) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("NPU_VISIBLE_DEVICES", "", "NPU_VISIBLE_DEVICES must name a device, not '', which hides all; unset it"),
+        ("NPU_ISA", "foo", "NPU_ISA must be one of"),
+    ],
+)
+def test_a_wrong_variable_is_a_sentence(name: str, value: str, sentence: str) -> None:
+    command = [sys.executable, "-m", "npu_platform.cli", "info"]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN | {name: value}, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(sentence)
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.nightly
 def test_a_command_of_vllm_prints_json_alone(tmp_path: Path) -> None:
     """Its options load all plugins, which may log what they register, and vLLM logs to stdout."""

@@ -47,6 +47,16 @@ def test_public_surface_is_frozen() -> None:
     assert all(name.startswith("NPU_") for name in ENVIRONMENT)
 
 
+def test_a_process_without_a_device_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NPU_VISIBLE_DEVICES", raising=False)
+    config.require_devices(1)
+    with pytest.raises(ConfigurationError, match="The driver has no npu device"):
+        config.require_devices(0)
+    monkeypatch.setenv("NPU_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigurationError, match="NPU_VISIBLE_DEVICES must name a device, not '', .* unset it"):
+        config.require_devices(0)
+
+
 def test_device_choice() -> None:
     assert config.device_choice({}) == "auto"
     assert config.device_choice({"NPU_DEVICE": "Off"}) == "off"

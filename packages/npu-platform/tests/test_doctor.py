@@ -96,9 +96,15 @@ def test_the_model_runner_is_named(environment: dict[str, str], detail: str) -> 
             "Set NPU_DEVICE",
             marks=pytest.mark.nightly,
         ),
+        pytest.param(
+            {"NPU_VISIBLE_DEVICES": ""},
+            "NPU_VISIBLE_DEVICES must name a device, not '', which hides all",
+            "unset it",
+            marks=pytest.mark.nightly,
+        ),
         ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other leaves out npu", "Set VLLM_PLUGINS=other,npu"),
     ],
-    ids=["target device", "off", "unknown device", "plugins"],
+    ids=["target device", "off", "unknown device", "no device", "plugins"],
 )
 def test_one_wrong_variable_is_one_sentence_with_its_remedy(
     environment: dict[str, str], sentence: str, remedy: str

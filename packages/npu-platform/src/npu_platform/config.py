@@ -25,7 +25,7 @@ ENVIRONMENT: dict[str, str] = {
     "NPU_SIMULATOR_DEVICES": "number of software or null NPUs in a process (default 1)",
     "NPU_SIMULATOR_MEMORY": "memory of one software or null NPU, for example 8GiB (default: 80 % of the host's, "
     "shared evenly)",
-    "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all)",
+    "NPU_VISIBLE_DEVICES": "comma list of device ordinals that this process may use (default: all; empty: none)",
     "NPU_NUM_THREADS": "threads of the device's kernels (default: the cores that this process may use)",
     "NPU_FALLBACK": "silent (default), warn or error: what to do when an op has no npu kernel and runs its CPU kernel",
     "NPU_DEBUG": "comma list of memory (or 1: find accesses outside kernels and tensors) and of faults on demand, "
@@ -99,6 +99,19 @@ class NPUConfig:
 def checks_memory() -> bool:
     """Whether ``NPU_DEBUG`` asks for memory that kernels alone can reach."""
     return not {"1", "memory"}.isdisjoint(os.environ.get("NPU_DEBUG", "").split(","))
+
+
+def require_devices(count: int) -> None:
+    """Raise ConfigurationError where this process sees no device; `count`: how many it sees."""
+    if count:
+        return
+    visible = os.environ.get("NPU_VISIBLE_DEVICES")
+    msg = (
+        "The driver has no npu device for this process; see its own log, or set NPU_DEVICE=simulator."
+        if visible is None
+        else f"NPU_VISIBLE_DEVICES must name a device, not {visible!r}, which hides all; unset it to use all."
+    )
+    raise ConfigurationError(msg)
 
 
 def device_choice(environ: Mapping[str, str] | None = None) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_platform import activation, config, numa
+from npu_platform.errors import ConfigurationError
 from npu_platform.memory_ledger import host_memory
 from npu_platform.triton import availability
 
@@ -254,7 +255,13 @@ def _devices() -> Iterator[Finding]:
         yield Finding(section, "devices", "none: PyTorch has no device npu (see platform)")
         return
     host, total = host_memory(), 0
-    for device in info.devices():
+    found = list(info.devices())
+    try:
+        config.require_devices(len(found))
+    except ConfigurationError as error:
+        yield Finding(section, "devices", str(error), ok=False)
+        return
+    for device in found:
         if device.driver == "simulator":  # whose memory is the host's
             total += device.memory_total
         gib = 2.0**30

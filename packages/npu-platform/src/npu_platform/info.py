@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from npu_platform import implementations
+from npu_platform import config, implementations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,15 +74,16 @@ class InstructionSet:
 def run(*, as_json: bool, model: str | None = None) -> int:
     """Print devices and ops, and for a model (empty: the demo's) what its layers run.
 
-    Return 0, or 1 when PyTorch has no device npu or the model does not load.
+    Return 0, or 1 when PyTorch has no device npu, a setting is wrong, or the model does not load.
     """
     try:
         found = list(devices())
+        config.require_devices(len(found))
         layers = None if model is None else implementations.of_checkpoint(model or str(DEMO_MODEL))
-    except (ImportError, RuntimeError) as error:
+        known = ops()
+    except (ImportError, RuntimeError, ValueError) as error:
         print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
         return 1
-    known = ops()
     measured, sets = linear_choices(), instruction_sets()
     if as_json:
         shown: dict[str, Any] = {"devices": [asdict(d) for d in found], "ops": [asdict(op) for op in known]}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.logger import init_logger
 
-from npu_platform import compat
+from npu_platform import compat, config
 from npu_platform.config import NPUConfig
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def choose_for_the_host(vllm_config: VllmConfig) -> None:
     asked = _asked.get()
     if asked is None or asked.arguments is not compat.engine_arguments_in_progress():
         return  # a configuration built by hand: all of it was given
+    config.require_devices(torch.npu.device_count())
     if torch.npu.get_device_properties().driver != "simulator":
         return
     if vllm_config.performance_mode != "throughput":
