@@ -7,13 +7,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npu_platform import implementations
 from npu_platform.demo import MODEL
 from npu_platform.demo.server import free_port
+from tests.support import models, multimodal
 from tests.support.vllm_process import run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_demo_answers_right_and_stops() -> None:
@@ -43,6 +48,34 @@ def test_info_tells_the_layers() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_layers(json.loads(done.stdout)["layers"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("make", "implementation"),
+    [
+        (models.tiny_bert, "npu_ops::varlen_attention"),
+        (multimodal.tiny_qwen2_5_vl, "npu_ops::paged_attention"),
+        (multimodal.tiny_whisper, "npu_ops::paged_attention"),
+        (lambda folder: models.tiny_llama(folder, max_position_embeddings=64), "npu_ops::paged_attention"),
+    ],
+    ids=["encoder", "sees", "hears", "short"],
+)
+def test_layers_of_other_models(make: Callable[[Path], Path], implementation: str, tmp_path: Path) -> None:
+    kinds = implementations.of_checkpoint(str(make(tmp_path / "model")))
+    assert any(kind.implementation.startswith(implementation) for kind in kinds)
+
+
+def test_why_a_model_does_not_load_comes_first(tmp_path: Path) -> None:
+    config = json.loads((MODEL / "config.json").read_text()) | {"architectures": ["UnheardOfForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        RuntimeError, match=r"could not be loaded: .*\n.*\['UnheardOfForCausalLM'\] are not supported"
+    ) as error:
+        implementations.of_checkpoint(str(tmp_path))
+    assert len(str(error.value)) < 1200
+    with pytest.raises(RuntimeError, match="there is no such folder"):
+        implementations.of_checkpoint(str(tmp_path / "nowhere"))
 
 
 def assert_layers(kinds: list[dict[str, Any]]) -> None:

@@ -40,6 +40,28 @@ from vllm.triton_utils import HAS_TRITON
 print(HAS_TRITON, torch.npu.is_initialized())
 """
 
+TOO_MUCH = """
+import sys
+from vllm import LLM, SamplingParams
+if __name__ == "__main__":
+    settings = {"skip_tokenizer_init": True, "max_model_len": 128, "kv_cache_memory_bytes": 32 << 20}
+    llm = LLM(sys.argv[1], enforce_eager=True, **settings)
+    prompt = {"prompt_token_ids": [5, 6]}
+    def ask(**settings):
+        return llm.generate([prompt], SamplingParams(max_tokens=2, detokenize=False, **settings), use_tqdm=False)[0].outputs[0].token_ids
+    for settings in (
+        {"min_tokens": 1, "stop_token_ids": list(range(129))},
+        {"allowed_token_ids": list(range(1025))},
+        {"logit_bias": {token: 1.0 for token in range(1025)}},
+    ):
+        try:
+            ask(**settings)
+        except ValueError as error:
+            print("REFUSED", error)
+    ask(min_tokens=1, stop_token_ids=list(range(112)))
+    print("ALLOWED", max(ask(allowed_token_ids=list(range(1024)))) < 1024)
+"""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -101,3 +123,15 @@ def test_a_second_start_compiles_nothing(model: Path, tmp_path: Path) -> None:
     assert f"{compiled} Triton kernels compiled in" in first.log
     assert "Compiling Triton kernels" not in second.log
     assert "Triton kernels compiled" not in second.log
+
+
+def test_what_its_buffers_do_not_hold_is_refused_and_the_engine_goes_on(model: Path) -> None:
+    done = run_program(TOO_MUCH, str(model), **V2)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = done.stdout.splitlines()
+    refused = [line.removeprefix("REFUSED ") for line in said if line.startswith("REFUSED")]
+    assert [line.split(" must have at most")[0] for line in refused] == [
+        "stop_token_ids beside min_tokens", "allowed_token_ids", "logit_bias",
+    ]  # fmt: skip
+    assert all(line.endswith("VLLM_USE_V2_MODEL_RUNNER=0.") for line in refused)
+    assert "ALLOWED True" in said

@@ -76,7 +76,6 @@ RIGHT_BY_DEFAULT = {
     "use_custom_op_collectives": "no compilation",
     "uses_host_device_handling": "a TPU feature",
     "validate_environ": "warns about unknown VLLM_ variables",
-    "validate_request": "no limit of the device",
     "verify_model_arch": "architectures are refused with the configuration, by the code that vLLM has for them",
 }
 

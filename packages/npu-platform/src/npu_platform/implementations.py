@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["LayerKind", "of_checkpoint", "of_model", "text"]
 
 HOOK = "npu_implementation"
-_MARK = "npu-layers:"
+_MARK, _FAILURE = "npu-layers:", "npu-layers-failure:"
 _ENGINE: dict[str, Any] = {
     "enforce_eager": True,
-    "max_model_len": 128,
-    "max_num_seqs": 1,
-    "skip_tokenizer_init": True,
+    "max_model_len": -1,  # as much as the cache holds
+    "skip_mm_profiling": True,
     "kv_cache_memory_bytes": 128 << 20,
 }
+_TOKENIZER_FILES = ("tokenizer*", "tekken*", "vocab*", "*.tiktoken", "*.model")
+_MOST_OF_A_MESSAGE = 800  # characters: vLLM's may go on with the names of all architectures
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,19 @@ def of_model(model: nn.Module) -> list[LayerKind]:
 
 def of_checkpoint(model: str) -> list[LayerKind]:
     """Load `model` (a folder or name) with vLLM in a process of its own; raises RuntimeError with what it said."""
+    if model.startswith(("/", ".", "~")) and not Path(model).exists():
+        msg = f"{model} could not be loaded: there is no such folder; correct the path, or name a model of the hub."
+        raise RuntimeError(msg)
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, "-m", __name__, model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    said = f"the process ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             return [LayerKind(**kind) for kind in json.loads(line.removeprefix(_MARK))]
-    msg = f"{model} could not be loaded:\n{(done.stdout + done.stderr)[-2000:]}"
+        if line.startswith(_FAILURE):
+            said = json.loads(line.removeprefix(_FAILURE))
+    msg = f"{model} could not be loaded: {said}"
     raise RuntimeError(msg)
 
 
@@ -108,8 +116,21 @@ def _dtype(module: nn.Module) -> str:
 def _main(model: str) -> None:
     from vllm import LLM
 
-    kinds = LLM(model=model, **_ENGINE).collective_rpc("layer_implementations")[0]
+    try:
+        engine = LLM(model=model, skip_tokenizer_init=_has_no_tokenizer(model), **_ENGINE)
+        kinds = engine.collective_rpc("layer_implementations")[0]
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        cut = f"{words[:_MOST_OF_A_MESSAGE]} ..." if len(words) > _MOST_OF_A_MESSAGE else words
+        sys.stdout.write(f"{_FAILURE}{json.dumps(cut)}\n")
+        raise
     sys.stdout.write(f"{_MARK}{json.dumps([asdict(kind) for kind in kinds])}\n")
+
+
+def _has_no_tokenizer(model: str) -> bool:
+    """Whether it is a folder of weights alone, whose layers can be looked at all the same."""
+    folder = Path(model)
+    return folder.is_dir() and not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern))
 
 
 if __name__ == "__main__":

@@ -79,10 +79,14 @@ def run(*, as_json: bool, model: str | None = None) -> int:
     try:
         found = list(devices())
         config.require_devices(len(found))
-        layers = None if model is None else implementations.of_checkpoint(model or str(DEMO_MODEL))
         known = ops()
     except (ImportError, RuntimeError, ValueError) as error:
         print(f"{error} Run `npu doctor` to see why.", file=sys.stderr)
+        return 1
+    try:
+        layers = None if model is None else implementations.of_checkpoint(model or str(DEMO_MODEL))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
         return 1
     measured, sets = linear_choices(), instruction_sets()
     if as_json:

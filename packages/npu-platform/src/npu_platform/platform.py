@@ -19,8 +19,10 @@ from npu_platform.errors import UnsupportedFeatureError
 from npu_platform.triton import availability
 
 if TYPE_CHECKING:
+    from vllm import PoolingParams, SamplingParams
     from vllm.config import VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.inputs import EngineInput
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
     from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
@@ -189,6 +191,16 @@ class NPUPlatform(Platform):
         apply_graph_defaults(vllm_config)
         features.disable_prefix_caching_of_states(vllm_config)
         features.keep_states_in_float32(vllm_config)
+
+    @classmethod
+    def validate_request(cls, processed_inputs: EngineInput, params: SamplingParams | PoolingParams) -> None:
+        """Refuse what would end the engine's process; raises UnsupportedFeatureError, answered with 400."""
+        from vllm.sampling_params import SamplingParams
+
+        if isinstance(params, SamplingParams) and config.chose_v2_runner():
+            from npu_platform.v2 import limits
+
+            limits.refuse(params)
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:
