@@ -286,6 +286,7 @@ def nightly(session: nox.Session) -> None:
         "ray",
         "router",
         "suffix",
+        "loaders",
         "format_tools",
         "mutants",
         "report",
