@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npu_statlogger import jsonl
+from npu_statlogger.config import StatLoggerConfig
 from npu_statlogger.errors import ConfigError
 from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.lines import Run
 from npu_statlogger.reading import files_of, read_lines, read_snapshots
+from npu_statlogger.recorder import Recorder
 from npu_statlogger.rotation import Rotation, rotated_files
 from npu_statlogger.snapshot import Snapshot
 
@@ -28,6 +30,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from npu_statlogger.jsonl import LineWriter, encode
+from npu_statlogger.recorder import Recorder
 from npu_statlogger.rotation import Rotation
 from npu_statlogger.snapshot import Snapshot
 writer = LineWriter(Path(sys.argv[1]), rotation=Rotation(size=4000))
@@ -50,7 +53,7 @@ def counts(path: Path) -> list[int]:
 
 
 def test_a_file_of_the_size_is_set_aside_compressed_and_nothing_is_lost(path: Path) -> None:
-    writer = LineWriter(path, rotation=Rotation(size=1000), first=run(time.time()))
+    writer = LineWriter(path, rotation=Rotation(size=1000), first=lambda: run(time.time()))
     for number in range(1, 21):
         writer.append(line(number))
     assert counts(path) == list(range(1, 21))
@@ -80,16 +83,27 @@ def test_a_name_may_hold_a_patterns_characters(tmp_path: Path) -> None:
 def test_a_period_that_is_over_sets_the_file_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [86_400.0 * 10 - 1]
     monkeypatch.setattr(jsonl.time, "time", lambda: now[0])
-    writer = LineWriter(path, rotation=Rotation(seconds=86_400), first=run(now[0]))
+    writer = LineWriter(path, rotation=Rotation(seconds=86_400), first=lambda: run(now[0]))
     for later in (0, 0.5, 1, 2, -3600, 86_401):  # the day ends after a second; then the clock is set back by an hour
         now[0] = 86_400.0 * 10 - 1 + later
-        writer._first = run(now[0])
         writer.append(line())
     assert [sum(1 for _ in read_snapshots(file)) for file in files_of(path)] == [2, 3, 1]
     assert [file.name.removeprefix(f"{path.name}.")[:15] for file in rotated_files(path)] == [
         "19700111T000000",
         "19700112T000000",
     ]
+
+
+def test_a_logger_sets_its_file_aside_once_a_period_and_not_at_every_line(path: Path) -> None:
+    config = StatLoggerConfig(path, interval=0.1, rotate_hours=1 / 3600, compress=False)
+    recorder, begun = Recorder(config, "m"), time.time()
+    while time.time() < begun + 4:
+        recorder.put_event("num_preemptions")
+        time.sleep(0.02)
+    recorder.close()
+    files = files_of(path)
+    assert 3 <= len(files) <= 2 + time.time() - begun
+    assert all(isinstance(next(iter(read_lines(each))), Run) for each in files)
 
 
 def test_writers_of_several_processes_share_a_file_that_is_set_aside_many_times(path: Path) -> None:
@@ -102,7 +116,7 @@ def test_writers_of_several_processes_share_a_file_that_is_set_aside_many_times(
 
 @pytest.mark.parametrize("create", [True, False])
 def test_a_file_that_logrotate_moved_is_left_and_a_new_one_begun(path: Path, create: bool) -> None:
-    writer = LineWriter(path, first=run(1.0))
+    writer = LineWriter(path, first=lambda: run(1.0))
     writer.append(line(1))
     path.rename(path.with_name("moved"))
     if create:
@@ -114,11 +128,14 @@ def test_a_file_that_logrotate_moved_is_left_and_a_new_one_begun(path: Path, cre
 
 
 def test_copytruncate_of_logrotate_works_too(path: Path) -> None:
-    writer = LineWriter(path)
-    writer.append(line(1))
+    writers = [LineWriter(path, first=lambda: run(1.0)) for _ in range(2)]
+    for writer in writers:
+        writer.append(line(1))
     os.truncate(path, 0)
-    writer.append(line(2))
-    assert counts(path) == [2]
+    for writer in (*writers, *writers):
+        writer.append(line(2))
+    assert counts(path) == [2, 2, 2, 2]
+    assert [type(each).__name__ for each in read_lines(path)] == ["Run", "Snapshot", "Run", *["Snapshot"] * 3]
 
 
 def test_somebody_else_s_file_in_our_place_is_refused_and_ours_is_not_lost(path: Path) -> None:

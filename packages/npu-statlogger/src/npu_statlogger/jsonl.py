@@ -23,6 +23,7 @@ from npu_statlogger.rotation import Rotation, rotated_name
 from npu_statlogger.snapshot import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from npu_statlogger.lines import Line
@@ -42,7 +43,7 @@ class LineWriter:
         path: Path,
         *,
         rotation: Rotation | None = None,
-        first: bytes = b"",
+        first: Callable[[], bytes] | None = None,
         begin: bytes = _BEGIN,
         header: bytes = b"",
     ) -> None:
@@ -51,7 +52,8 @@ class LineWriter:
         Args:
             path: the file.
             rotation: when it is set aside; never, if None.
-            first: line that this writer puts before its own, once in each file.
+            first: makes the line that this writer puts before its own, once in each file; it is asked then, so that
+                the line may say when the file was begun.
             begin: how each line begins; what begins otherwise is of somebody else.
             header: line at the head of each file, before any other writer's.
 
@@ -63,6 +65,7 @@ class LineWriter:
         self._path, self._rotation = path, rotation or Rotation()
         self._first, self._begin, self._header = first, begin, header
         self._fd = -1
+        self._end = 0  # behind our last append, 0 before the first; a file that is shorter now was cut by copytruncate
         self._open()
 
     def append(self, *lines: bytes) -> None:
@@ -108,18 +111,17 @@ class LineWriter:
             os.close(fd)
             raise
         self.close()
-        self._fd, self._introduced = fd, False
+        self._fd, self._end = fd, 0
 
     def _append(self, text: bytes) -> None:
         """Write under the lock: whatever this file still needs before our lines, and these."""
         end = _cut_torn_line(self._fd, self._begin)
+        if self._first is not None and not 0 < self._end <= end:
+            text = self._first() + text
         if not end:
-            text = self._header + (self._first if not self._introduced else b"") + text
-        else:
-            if not self._introduced:
-                text = self._first + text
-            if os.pread(self._fd, 1, end - 1) != b"\n":
-                text = b"\n" + text
+            text = self._header + text
+        elif os.pread(self._fd, 1, end - 1) != b"\n":
+            text = b"\n" + text
         written = 0
         try:
             while written < len(text):
@@ -127,13 +129,14 @@ class LineWriter:
         except OSError:
             os.ftruncate(self._fd, end)
             raise
-        self._introduced = True
+        self._end = end + len(text)
 
 
 def encode(line: Line) -> bytes:
     """Return a line as JSON with its newline.
 
     Raises:
+        TypeError: a value in it is of no type that JSON has.
         ValueError: a number in it is not finite, so that no JSON can say it.
     """
     return json.dumps(line.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from npu_statlogger.jsonl import LineWriter, encode
@@ -24,7 +26,12 @@ def open_sink(config: StatLoggerConfig, run: Run) -> JsonLines:
     """Open the file; see LineWriter for what it raises."""
     assert config.path is not None
     rotation = Rotation(config.rotate_mib * 2**20, config.rotate_hours * 3600, config.keep, config.compress)
-    return JsonLines(LineWriter(config.path, rotation=rotation, first=encode(run)))
+
+    def first() -> bytes:
+        # Of now: rotation reads from this line when the file was begun.
+        return encode(replace(run, time=time.time()))
+
+    return JsonLines(LineWriter(config.path, rotation=rotation, first=first))
 
 
 class JsonLines(Sink):
@@ -47,6 +54,6 @@ class JsonLines(Sink):
 def _encode_or_tell(line: Line) -> bytes:
     try:
         return encode(line)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         logger.warning("A line of kind %s was left out: %s.", getattr(line, "kind", "interval"), error)
         return b""
