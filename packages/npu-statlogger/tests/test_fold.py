@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm.compilation.cuda_graph import CUDAGraphStat
 from vllm.config import VllmConfig
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -13,6 +18,7 @@ from vllm.v1.metrics.perf import PerfStats
 from vllm.v1.metrics.stats import (
     IterationStats,
     KVCacheEvictionEvent,
+    LoRARequestStates,
     MultiModalCacheStats,
     PrefixCacheStats,
     SchedulerIterationDetails,
@@ -21,6 +27,7 @@ from vllm.v1.metrics.stats import (
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from npu_statlogger.fold import Batch, fold_iteration, fold_mm_cache, fold_scheduler
+from npu_statlogger.jsonl import encode
 from npu_statlogger.snapshot import Snapshot
 
 
@@ -202,3 +209,44 @@ def test_graphs_estimates_and_details_of_a_step() -> None:
         "iteration_elapsed_seconds": [0.0125], "iteration_ctx_requests": [1], "iteration_ctx_tokens": [30],
         "iteration_generation_requests": [2], "iteration_generation_tokens": [2],
     }  # fmt: skip
+
+
+def test_whole_numbers_of_numpy_are_counters_and_other_numbers_totals() -> None:
+    batch = Batch()
+    for amount in (np.int64(3), np.uint8(4), 5, np.float32(0.5), 0.25, 0, False):
+        batch.count("blocks", amount)
+    snapshot = Snapshot(start=0, end=1)
+    snapshot.add(batch)
+    assert json.loads(encode(snapshot))["counters"] == {"blocks": 12}
+    assert batch.totals_nano == {"blocks": 750_000_000}
+    batch.count("blocks", math.nan)
+    batch.count("blocks", 1e300)
+    assert batch.counters["values_not_finite"] == 2
+    assert batch.totals_nano == {"blocks": 750_000_000}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e100])
+def test_a_gauge_that_is_not_finite_is_left_out_and_counted_once(value: float) -> None:
+    batch = Batch()
+    fold_scheduler(batch, SchedulerStats(num_running_reqs=3, kv_cache_usage=0.5), time=1.0)
+    fold_scheduler(batch, SchedulerStats(num_running_reqs=4, kv_cache_usage=value), time=2.0)
+    snapshot = Snapshot(start=0, end=1)
+    snapshot.add(batch)
+    assert snapshot.counters == {"scheduler_steps": 2, "values_not_finite": 1}
+    assert batch.gauges["kv_cache_usage_perc"] == (1.0, 0.5)
+    assert batch.gauges["num_requests_running"] == (2.0, 4.0)
+    assert encode(snapshot)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["sql", "chat"]), st.integers(0, 2)), max_size=30))
+def test_the_gauges_of_adapters_are_what_vllm_knows_after_each_step(moves: list[tuple[str, str, int]]) -> None:
+    states, adapters, gauges = LoRARequestStates(log_stats=True), set[str](), dict[str, float]()
+    for time, (request, adapter, move) in enumerate(moves):
+        (states.request_waiting, states.request_running, states.request_finished)[move](request, adapter)
+        stats, batch = SchedulerStats(), Batch()
+        states.update_scheduler_stats(stats)
+        fold_scheduler(batch, stats, time, adapters)
+        gauges |= {name: value for name, (_, value) in batch.gauges.items() if name.startswith("lora")}
+        named = {f"lora_requests_running.{name}": value for name, value in stats.running_lora_adapters.items()}
+        named |= {f"lora_requests_waiting.{name}": value for name, value in stats.waiting_lora_adapters.items()}
+        assert {name: value for name, value in gauges.items() if value} == {n: v for n, v in named.items() if v}

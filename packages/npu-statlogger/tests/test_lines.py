@@ -26,7 +26,7 @@ STEP = StepLine(
     weight=1.0,
 )  # fmt: skip
 RUN = Run(**COMMON, model="m", versions={"vllm": "0.32.0"}, engines=[0, 1], settings={"interval": 10.0})
-NOTE = Note(**COMMON, name="sink_dropped", text="3 lines did not reach csv.", values={"lines": 3})
+NOTE = Note(**COMMON, name="clock_jumped", text="The clock was set back by 3.0 s.", values={"seconds": -3.0})
 
 
 @pytest.mark.parametrize("line", [REQUEST, STEP, RUN, NOTE], ids=lambda line: line.kind)

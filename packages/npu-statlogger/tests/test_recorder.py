@@ -7,9 +7,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
-from vllm.v1.metrics.stats import MultiModalCacheStats
+from vllm.v1.metrics.stats import MultiModalCacheStats, SchedulerStats
 
 from npu_statlogger import recorder as recorder_module
 from npu_statlogger.config import StatLoggerConfig
@@ -21,7 +22,7 @@ from npu_statlogger.snapshot import Snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+    from vllm.v1.metrics.stats import IterationStats
 
 
 def total(path: Path) -> Snapshot:
@@ -131,6 +132,45 @@ def test_a_latency_that_is_no_number_is_counted_and_left_out(path: Path, iterati
     recorder.close()
     assert total(path).counters["values_not_finite"] == 1
     assert total(path).distributions["time_to_first_token_seconds"].count == 1
+
+
+def test_an_adapter_that_is_idle_is_0_in_the_line_in_which_it_became_so(path: Path) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m", engines=[0, 1])
+    for engine in (0, 1):
+        recorder.put(SchedulerStats(running_lora_adapters={"sql": 1}), None, None, engine)
+    recorder._fold()
+    recorder._publish()
+    recorder.put(SchedulerStats(), None, None, 0)
+    recorder.put(SchedulerStats(running_lora_adapters={"sql": 2}), None, None, 1)
+    recorder.close()
+    assert total(path).gauge("lora_requests_running.sql") == {"0": 0.0, "1": 2.0}
+
+
+def test_a_gauge_that_is_no_number_costs_nothing_else(path: Path, iteration_stats: IterationStats) -> None:
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    recorder.put(SchedulerStats(kv_cache_usage=float("nan")), iteration_stats, None)
+    recorder.close()
+    assert total(path).counters["values_not_finite"] == 1
+    assert total(path).counters["generation_tokens"] == 3
+
+
+def test_a_connector_s_whole_number_of_numpy_reaches_the_file(path: Path) -> None:
+    payload = {"types": {"vllm:my_blocks": "counter"}, "data": {"vllm:my_blocks": {(): np.int64(3)}}}
+    recorder = Recorder(StatLoggerConfig(path, interval=3600), "m")
+    for _ in range(2):
+        recorder.put(SchedulerStats(kv_connector_stats=payload), None, None)
+    recorder.close()
+    assert total(path).counters["my_blocks"] == 6
+
+
+def test_an_interval_need_not_be_whole_seconds(path: Path) -> None:
+    recorder, begun = Recorder(StatLoggerConfig(path, interval=1.5), "m"), time.monotonic()
+    while time.monotonic() < begun + 3.4:
+        recorder.put_event("num_preemptions")
+        time.sleep(0.02)
+    recorder.close()
+    lines = [line.seconds for line in read_snapshots(path) if isinstance(line, Snapshot) and line]
+    assert lines[:2] == pytest.approx([1.5, 1.5], abs=0.4)
 
 
 def test_a_full_queue_counts_what_it_drops(

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from npu_statlogger.config import SINKS, StatLoggerConfig
@@ -89,6 +90,15 @@ def test_a_line_that_json_cannot_say_is_left_out_alone(path: Path, caplog: pytes
     sink = open_one(path=path)
     line = interval()
     line.gauges["0"]["kv_cache_usage_perc"] = (1.0, float("nan"))
+    sink.write([line, interval()])
+    assert [type(line).__name__ for line in read_lines(path)] == ["Run", "Snapshot"]
+    assert "A line of kind interval was left out" in caplog.text
+
+
+def test_a_line_of_a_type_that_json_has_not_is_left_out_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = open_one(path=path)
+    line = interval()
+    line.counters["blocks"] = np.int64(3)  # type: ignore[assignment]
     sink.write([line, interval()])
     assert [type(line).__name__ for line in read_lines(path)] == ["Run", "Snapshot"]
     assert "A line of kind interval was left out" in caplog.text

@@ -76,13 +76,15 @@ def test_zero_tiny_and_negative_values_are_counted_as_zero() -> None:
     assert sketch.quantile(1) == pytest.approx(5.0, rel=RELATIVE_ERROR)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1e308, 1e100])
 def test_a_value_that_is_not_finite_is_left_out_and_told(value: float) -> None:
     sketch = Sketch()
     assert sketch.add([1.0, value]) == 1
     assert sketch.add([value]) == 1
     assert sketch.add([2.0]) == 0
+    assert sketch.add([value, value]) == 2  # whose sum is infinite
     assert (sketch.count, sketch.total) == (2, 3.0)
+    assert Sketch.from_dict(sketch.to_dict()).to_dict() == sketch.to_dict()
 
 
 def test_without_values_there_is_no_quantile() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npu_statlogger.metrics import labelled
-from npu_statlogger.sketch import NANO
+from npu_statlogger.sketch import ABSURD, NANO
 
 __all__ = ["Batch", "fold_iteration", "fold_mm_cache", "fold_scheduler"]
 
@@ -69,15 +69,21 @@ class Batch:
 
     def count(self, name: str, amount: Any) -> None:
         """Add to a counter, or to a total if the amount is no whole number's type; 0 leaves no trace."""
-        if isinstance(amount, float):
-            self.totals_nano[name] += round(amount * NANO)
-        elif amount:
-            self.counters[name] += amount
+        if hasattr(amount, "__index__"):  # which whole numbers of numpy have too
+            if amount:
+                self.counters[name] += int(amount)
+        elif self._is_number(float(amount)):
+            self.totals_nano[name] += round(float(amount) * NANO)
 
-    def gauge(self, name: str, value: Any, time: float) -> None:
-        """Set a gauge; None leaves it as it is."""
-        if value is not None:
-            self.gauges[name] = (time, float(value))
+    def gauge(self, name: str, value: Any, time: float) -> bool:
+        """Set a gauge and tell whether it was: None leaves it as it is, what is not finite is counted as such."""
+        if value is None:
+            return False
+        number = float(value)
+        known = self._is_number(number)
+        if known:
+            self.gauges[name] = (time, number)
+        return known
 
     def add(self, name: str, values: Any) -> None:
         """Add values to a distribution."""
@@ -94,11 +100,22 @@ class Batch:
         if requests:
             _fold_finished(self, requests)
 
+    def _is_number(self, value: float) -> bool:
+        """Tell whether a value is finite and not beyond all bounds; count it if it is not."""
+        fine = abs(value) < ABSURD
+        if not fine:
+            self.counters["values_not_finite"] += 1
+        return fine
 
-def fold_scheduler(batch: Batch, stats: Any, time: float = 0.0) -> None:
-    """Add one vllm.v1.metrics.stats.SchedulerStats that arrived at `time` (seconds since the epoch)."""
+
+def fold_scheduler(batch: Batch, stats: Any, time: float = 0.0, adapters: set[str] | None = None) -> None:
+    """Add one vllm.v1.metrics.stats.SchedulerStats that arrived at `time` (seconds since the epoch).
+
+    `adapters` holds the gauges of the adapters that the engine's step before named, and those of this one afterwards.
+    """
     batch.counters["scheduler_steps"] += 1
     _fold_load(batch, stats, time)
+    _fold_adapters(batch, stats, time, set() if adapters is None else adapters)
     device = getattr(stats, "prefix_cache_stats", None)
     _fold_cache(batch, "prefix_cache", device)
     batch.count(labelled("prompt_tokens_cached_by_source", "device"), getattr(device, "hits", 0))
@@ -141,16 +158,25 @@ def _fold_load(batch: Batch, stats: Any, time: float) -> None:
         "kv_cache_usage_perc": getattr(stats, "kv_cache_usage", None),
     }
     for name, value in load.items():
-        if value is not None:
+        if batch.gauge(name, value, time):
             batch.values[name].append(value)
-            batch.gauges[name] = (time, float(value))
     for stage, value in getattr(stats, "num_kv_fetch_reqs_by_stage", {}).items():
         batch.gauge(labelled("num_requests_kv_fetch_by_stage", stage), value, time)
-    for name in ("running", "waiting"):
-        for adapter, value in getattr(stats, f"{name}_lora_adapters", {}).items():
-            batch.gauge(labelled(f"lora_requests_{name}", adapter), value, time)
     batch.gauge("engine_wave", getattr(stats, "current_wave", None), time)
     batch.gauge("engine_step_counter", getattr(stats, "step_counter", None), time)
+
+
+def _fold_adapters(batch: Batch, stats: Any, time: float, adapters: set[str]) -> None:
+    """Set the gauges of adapters; vLLM leaves idle ones out, so what is no longer named is 0."""
+    named = {
+        labelled(f"lora_requests_{state}", adapter): value
+        for state in ("running", "waiting")
+        for adapter, value in getattr(stats, f"{state}_lora_adapters", {}).items()
+    }
+    for name, value in (dict.fromkeys(adapters, 0) | named).items():
+        batch.gauge(name, value, time)
+    adapters.clear()
+    adapters.update(named)
 
 
 def _fold_cache(batch: Batch, name: str, stats: Any) -> None:

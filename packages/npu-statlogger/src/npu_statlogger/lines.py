@@ -190,12 +190,12 @@ class Run(_Line):
 
 @dataclass(kw_only=True)
 class Note(_Line):
-    """Something that a reader of the figures should know, such as lines that a sink did not take."""
+    """Something that a reader of the figures should know, such as a clock that was set."""
 
     kind: ClassVar[str] = "note"
 
     name: str
-    """What happened, for programs: sink_failed, sink_dropped, clock_jumped, logger_dropped."""
+    """What happened, for programs: clock_jumped."""
 
     text: str
     """The same, for people."""

@@ -80,6 +80,7 @@ class Recorder:
         self._queue: deque[Record | tuple[str, int]] = deque()
         self._dropped = 0
         self._sleep: dict[str, float] = {}
+        self._adapters: defaultdict[int, set[str]] = defaultdict(set)
         sinks = open_sinks(config, self._run_line(config, settings))
         self._couriers = [Courier(sink, self._count_dropped) for sink in sinks]
         self._open_spans()
@@ -126,7 +127,7 @@ class Recorder:
 
     def _run(self) -> None:
         due = time.monotonic() + self._interval
-        while not self._stop.wait(min(FOLD_SECONDS, self._interval)):
+        while not self._stop.wait(min(FOLD_SECONDS, max(0.0, due - time.monotonic()))):
             self._fold()
             if time.monotonic() >= due:
                 self._publish()
@@ -169,7 +170,7 @@ class Recorder:
             return ()
         arrived, engine, scheduler_stats, iteration_stats, mm_cache_stats, payloads = record
         if scheduler_stats is not None:
-            fold.fold_scheduler(batches[engine], scheduler_stats, arrived)
+            fold.fold_scheduler(batches[engine], scheduler_stats, arrived, self._adapters[engine])
         if payloads is not None:
             fold_connectors(batches[engine], payloads, arrived)
         if iteration_stats is not None:

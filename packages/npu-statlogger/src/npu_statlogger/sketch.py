@@ -17,11 +17,14 @@ from npu_statlogger.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LARGEST", "NANO", "RELATIVE_ERROR", "SMALLEST", "Sketch"]
+__all__ = ["ABSURD", "LARGEST", "NANO", "RELATIVE_ERROR", "SMALLEST", "Sketch"]
 
 RELATIVE_ERROR = 0.01
 SMALLEST, LARGEST = 1e-6, 1e9
 """Values in this range keep the relative error; below it they count as 0, above it as LARGEST (extremes stay exact)."""
+
+ABSURD = 1e100
+"""Values from here on are left out as those that are not finite: their sums would soon be more than a float holds."""
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
@@ -42,12 +45,12 @@ class Sketch:
         self._counts = np.zeros(_LAST - _FIRST + 2, dtype=np.int64)
 
     def add(self, values: Sequence[float]) -> int:
-        """Add values in any order and return how many were left out because they are not finite.
+        """Add values in any order and return how many were left out because they are not finite or beyond 1e100.
 
         Negative values (a clock stepped back) count as 0 and are seen in the minimum.
         """
         array = np.asarray(values, dtype=np.float64)
-        array = array[np.isfinite(array)]
+        array = array[np.abs(array) < ABSURD]  # false for nan, too
         if not len(array):
             return len(values)
         inside = np.clip(array, SMALLEST, LARGEST)

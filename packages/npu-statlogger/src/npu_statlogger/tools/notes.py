@@ -50,7 +50,7 @@ _SPANS_KNOWN = 6
 _LOST = {
     "records_dropped": "records of steps were dropped, for the logger did not keep up: counters are too low",
     "records_failed": "records of steps could not be read: this vLLM is not one that the logger knows",
-    "values_not_finite": "latencies were no finite number",
+    "values_not_finite": "values were no finite number",
     "corrupted_requests": "requests had a NaN in their logits: their answers are not to be trusted",
 }
 
