@@ -149,7 +149,7 @@ def fold_mm_cache(batch: Batch, stats: Any) -> None:
 def _fold_load(batch: Batch, stats: Any, time: float) -> None:
     waiting = getattr(stats, "num_waiting_reqs", None)
     deferred = getattr(stats, "num_skipped_waiting_reqs", None)
-    load = {
+    load: dict[str, Any] = {
         "num_requests_running": getattr(stats, "num_running_reqs", None),
         # As vLLM's own log and metrics count them; the deferred ones wait, for instance, for a KV connector's load.
         "num_requests_waiting": None if waiting is None else waiting + (deferred or 0),

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from npu_statlogger.cli import main
 from npu_statlogger.fold import Batch
+from npu_statlogger.snapshot import Snapshot
+from npu_statlogger.tools.merge import merged
+from npu_statlogger.tools.slo import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +75,72 @@ def test_distributions_give_bounds_that_hold_the_truth(write_run: Write, make_lo
     share = sum(t <= 0.13 for t, _, _ in kept) / len(kept)
     assert alone["met"][0] <= share <= alone["met"][1]
     assert alone["met"][1] - alone["met"][0] < 0.05
+
+
+def test_a_first_token_that_came_late_in_an_earlier_line_is_missed(
+    write_run: Write, tmp_path: Path, slo: Callable
+) -> None:
+    def apart(batch: Batch, line: int, engine: int) -> None:
+        if line % 3:
+            batch.values["time_to_first_token_seconds"] = []
+        if line % 3 < 2:
+            batch.counters = type(batch.counters)({"scheduler_steps": 1})
+
+    path = write_run(lines=60, slow=50, change=apart)
+    code, result = slo(path, "--ttft", "500ms")
+    assert (code, result["basis"]) == (3, "distributions")
+    assert result["missed"]["ttft"] == 400
+    assert result["met"] == [0, 0]
+    assert result["burn_rates"]["5 min"] == pytest.approx([100, 100], rel=0.15)  # some finish within that began before
+    merged = tmp_path / "merged.jsonl"
+    assert main(["merge", str(path), "-o", str(merged), "--every", "1h"]) == 0
+    assert slo(merged, "--ttft", "500ms")[1] | {"burn_rates": {}} == result | {"burn_rates": {}}
+
+
+requests = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans(), st.booleans(), st.sampled_from(["stop", "error"])),
+    min_size=1, max_size=40,
+)  # fmt: skip
+
+
+@given(requests, st.sampled_from([1, 2, 3, 9]))
+def test_whenever_requests_begin_and_end_the_bounds_hold_the_truth_and_merging_changes_none(
+    requests: list[tuple[int, int, bool, bool, str]], every: int
+) -> None:
+    batches, targets = defaultdict[int, Batch](Batch), {"ttft": 1.0, "e2e": 10.0}
+    for begin, length, late, long, reason in requests:
+        batches[begin].add("time_to_first_token_seconds", [2.0 if late else 0.5])
+        batches[begin + length].add("e2e_request_latency_seconds", [20.0 if long else 5.0])
+        batches[begin + length].count(f"request_success.{reason}", 1)
+    lines = [Snapshot(10.0 * slot, 10.0 * slot + 10) for slot in range(17)]
+    for slot, line in enumerate(lines):
+        line.add(batches[slot])
+    accounts = [Account(targets, 0.9) for _ in range(2)]
+    for account, parts in zip(accounts, (lines, merged(lines, 10.0 * every)), strict=True):
+        for part in parts:
+            account.add_line(part)
+    fine, coarse = (account.to_dict() for account in accounts)
+    truth = sum(not (late or long or reason == "error") for _, _, late, long, reason in requests) / len(requests)
+    assert fine["met"][0] - 1e-9 <= truth <= fine["met"][1] + 1e-9
+    assert coarse["met"] == pytest.approx(fine["met"])
+    assert coarse["missed"] == pytest.approx(fine["missed"])
+
+
+def test_a_sample_of_the_requests_is_not_taken_for_all(
+    write_run: Write, request_line: Callable, as_text: Callable, slo: Callable
+) -> None:
+    def late(batch: Batch, line: int, engine: int) -> None:
+        batch.values["time_to_first_token_seconds"][:2] = [5.0, 5.0]
+
+    path = write_run(lines=10, change=late)
+    with path.open("a") as file:
+        file.write(as_text(request_line(weight=50.0) for _ in range(4)))
+    code, result = slo(path, "--ttft", "2s", "--objective", "95%")
+    assert (code, result["basis"]) == (3, "distributions")
+    assert result["met"] == pytest.approx([0.9, 0.9])
+    with path.open("a") as file:
+        file.write(as_text(request_line() for _ in range(190)))
+    assert slo(path, "--ttft", "2s")[1]["basis"] == "requests"
 
 
 def test_refused_and_failed_requests_have_missed(write_run: Write, slo: Callable) -> None:

@@ -1,7 +1,8 @@
 """`npu-stat slo`: which part of the requests met the targets, the goodput, and what is left of the error budget.
 
 Where each request has a line the answer is exact. From distributions alone one knows for each target how many requests
-missed it, not which: then the part that met all of them lies between two bounds, and both are shown.
+missed it, not which: then the part that met all of them lies between two bounds, and both are shown. A request may miss
+a target in one line and finish in a later one, so that misses are compared with requests over a whole time only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from npu_statlogger.tools.text import duration, number, table
 from npu_statlogger.tools.timeline import Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npu_statlogger.tools.arguments import Commands
 
 __all__ = ["Account", "add"]
@@ -52,47 +55,50 @@ def add(commands: Commands) -> None:
 
 @dataclass
 class Account:
-    """Requests in all, and how many of them missed a target: at least `least`, at most `most`."""
+    """Requests in all, and what is known of those that missed a target."""
 
     targets: dict[str, float]
     objective: float
     timeline: Timeline = field(default_factory=lambda: Timeline(_SPANS))
     total: Counter[str] = field(default_factory=Counter)
-    """all, least, most, and the misses by target."""
+    """all: requests. finished: those of them that distributions tell of; low.<target> and high.<target>: their misses,
+    at least and at most. bad: those of the others that missed any target; missed.<target>: this one."""
 
     def add_line(self, line: Snapshot) -> None:
         """Count finished requests from distributions; one that failed has missed."""
-        failed = line.counters[f"{names.FINISHED}error"]
-        missed: dict[str, tuple[float, float]] = {_OTHERS: (failed, failed)}
+        failed, every = line.counters[f"{names.FINISHED}error"], names.finished(line.counters)
+        counts: dict[str, float] = {
+            "all": every,
+            "finished": every,
+            f"low.{_OTHERS}": failed,
+            f"high.{_OTHERS}": failed,
+        }
         for target, limit in self.targets.items():
             sketch = line.distributions.get(_TARGETS[target])
             if sketch is not None and sketch.count:
                 low, high = share_within(sketch, limit)
-                missed[target] = (sketch.count * (1 - high), sketch.count * (1 - low))
-        every = names.finished(line.counters)
-        least = min(every, max(low for low, _ in missed.values()))
-        most = min(every, sum(high for _, high in missed.values()))
-        self._add(line.start, line.end, every, least, most, {target: high for target, (_, high) in missed.items()})
+                counts |= {f"low.{target}": sketch.count * (1 - high), f"high.{target}": sketch.count * (1 - low)}
+        self._add(line.start, line.end, counts)
 
     def add_refused(self, line: Snapshot) -> None:
         """Count requests that were refused; they have no line of their own."""
         count = sum(count for name, count in line.counters.items() if name.startswith(names.REJECTED))
         if count:
-            self._add(line.start, line.end, count, count, count, {_OTHERS: count})
+            self._add(line.start, line.end, {"all": count, "bad": count, f"missed.{_OTHERS}": count})
 
     def add_request(self, request: Request) -> None:
         """Count one request."""
         values = {"ttft": request.ttft, "tpot": request.tpot, "e2e": request.e2e}
         late = {target for target, limit in self.targets.items() if (values[target] or 0.0) > limit}
         missed = late | ({_OTHERS} if request.reason == "error" else set())
-        bad = request.weight if missed else 0.0
-        self._add(request.end, request.end, request.weight, bad, bad, dict.fromkeys(missed, request.weight))
+        counts = {"all": request.weight, "bad": request.weight if missed else 0.0}
+        self._add(request.end, request.end, counts | {f"missed.{name}": request.weight for name in missed})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-ready data; of two bounds the first is the worse."""
-        every = self.total["all"]
+        every, bad = self.total["all"], self._bad(self.total)
         length = max(self.timeline.end - self.timeline.start, 0.0)
-        met = [1 - self.total["most"] / every, 1 - self.total["least"] / every]
+        met = [1 - bound / every for bound in bad]
         budget = every * (1 - self.objective)
         return {
             "targets_seconds": self.targets,
@@ -102,23 +108,34 @@ class Account:
             "met": met,
             "holds": True if met[0] >= self.objective else (False if met[1] < self.objective else None),
             "goodput_per_second": [part * every / length if length else None for part in met],
-            "missed": {target: self.total[target] for target in (*self.targets, _OTHERS)},
+            "missed": {name: self.total[f"missed.{name}"] + self.total[f"high.{name}"] for name in self._names()},
             "budget_requests": budget,
-            "budget_spent": [self.total[bound] / budget for bound in ("most", "least")],
+            "budget_spent": [bound / budget for bound in bad],
             "burn_rates": {name: self._burn(window) for name, window in _WINDOWS.items() if window < length},
         }
 
-    def _add(self, start: float, end: float, every: float, least: float, most: float, missed: dict[str, float]) -> None:
-        counts = Counter({"all": every, "least": least, "most": most} | missed)
+    def _names(self) -> tuple[str, ...]:
+        return (*self.targets, _OTHERS)
+
+    def _add(self, start: float, end: float, counts: Mapping[str, float]) -> None:
         self.total.update(counts)
-        self.timeline.add(Snapshot(start, end, counters=counts))
+        self.timeline.add(Snapshot(start, end, counters=Counter(counts)))
+
+    def _bad(self, amounts: Mapping[str, float]) -> tuple[float, float]:
+        """Return how many requests of a time missed a target, at most and at least."""
+        low, high = ([amounts[f"{bound}.{name}"] for name in self._names()] for bound in ("low", "high"))
+        most = min(amounts["finished"], sum(high))
+        least = min(amounts["finished"], max(low))
+        return amounts["bad"] + most, amounts["bad"] + least
 
     def _burn(self, window: float) -> list[float] | None:
         """Return how many times faster than allowed the budget went in the last `window` seconds, both bounds."""
         spans = [span for span in self.timeline if span.start + span.seconds > self.timeline.end - window]
-        every = sum(span.amounts["all"] for span in spans)
-        bounds = [sum(span.amounts[bound] for span in spans) for bound in ("most", "least")]
-        return [missed / every / (1 - self.objective) for missed in bounds] if every else None
+        amounts = Counter[str]()
+        for span in spans:
+            amounts.update(span.amounts)
+        every = amounts["all"]
+        return [bad / every / (1 - self.objective) for bad in self._bad(amounts)] if every else None
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -149,7 +166,8 @@ def _account(reading: Reading, targets: dict[str, float], objective: float) -> t
             of_requests.add_refused(line)
         elif isinstance(line, RequestLine):
             of_requests.add_request(Request.of_line(line))
-    if reading.kinds["request"] and of_requests.total["all"] >= _COVERED * of_lines.total["all"]:
+    # Of lines, not of what they stand for: a sample's weights add up to all requests too.
+    if reading.kinds["request"] and reading.kinds["request"] >= _COVERED * of_lines.total["finished"]:
         return of_requests, "requests"
     return of_lines, "distributions"
 
