@@ -49,6 +49,21 @@ logger = NPUStatLogger(VllmConfig(additional_config={"npu_statlogger": {"path": 
 logger.record(SchedulerStats(num_running_reqs=7), None)
 """
 
+FORKED_WITHOUT_CLOSING = """
+import multiprocessing, sys
+from vllm.config import VllmConfig
+from vllm.v1.metrics.stats import SchedulerStats
+from npu_statlogger import NPUStatLogger
+def serve():
+    global logger
+    logger = NPUStatLogger(VllmConfig(additional_config={"npu_statlogger": {"path": sys.argv[1], "interval": 3600}}), [0])
+    logger.record(SchedulerStats(num_running_reqs=7), None)
+process = multiprocessing.get_context("fork").Process(target=serve)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+
 
 def vllm_config(**section: object) -> VllmConfig:
     return VllmConfig(additional_config={"npu_statlogger": section} if section else {})
@@ -123,8 +138,9 @@ def test_a_directory_that_is_missing_stops_the_start(tmp_path: Path) -> None:
     assert threads() == []
 
 
-def test_a_process_that_only_exits_writes_its_last_line(path: Path) -> None:
-    done = run_program(EXIT_WITHOUT_CLOSING, str(path))
+@pytest.mark.parametrize("program", [EXIT_WITHOUT_CLOSING, FORKED_WITHOUT_CLOSING], ids=["started", "forked"])
+def test_a_process_that_only_exits_writes_its_last_line(path: Path, program: str) -> None:
+    done = run_program(program, str(path))
     assert done.returncode == 0, done.stderr
     assert json.loads(path.read_text().splitlines()[1])["distributions"]["num_requests_running"]["max"] == 7
 

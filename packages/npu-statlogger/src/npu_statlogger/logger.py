@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
@@ -44,8 +45,9 @@ class NPUStatLogger(AggregateStatLoggerBase):
             return
         model = str(getattr(vllm_config.model_config, "served_model_name", ""))
         self._recorder = Recorder(config, model, engine_indexes, _sizes(vllm_config))
-        # vLLM never closes a logger: write the last line when it is collected, or else at exit.
-        self._finalizer = weakref.finalize(self, self._recorder.close)
+        # vLLM never closes a logger: write the last line when it is collected, or else at exit. A forked process of
+        # multiprocessing's, as an API server may be, ends without weakref.finalize and atexit.
+        Finalize(self, self._recorder.close, exitpriority=10)
         weakref.finalize(self, _look_for_successor, vllm_config, list(engine_indexes)).atexit = False
         places = ", ".join(f"{name} ({place})" for name, place in config.places().items())
         logger.info("Statistics of engines %s go to %s every %s s.", engine_indexes, places, config.interval)

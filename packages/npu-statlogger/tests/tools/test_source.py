@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from npu_statlogger.cli import main
+from npu_statlogger.config import StatLoggerConfig
 from npu_statlogger.errors import InputError, NoLinesError
+from npu_statlogger.lines import Note, Run
+from npu_statlogger.sinks.jsonl import open_sink
 from npu_statlogger.tools.charts import plots
 from npu_statlogger.tools.follow import Follower
 from npu_statlogger.tools.overview import Overview
@@ -103,6 +106,23 @@ def test_files_without_a_whole_line_are_an_error_of_their_own(tmp_path: Path) ->
     empty.touch()
     with pytest.raises(NoLinesError, match=f"no whole line in {empty}"):
         list(Reading([empty]))
+
+
+@pytest.mark.parametrize("command", ["summary", "summary --json", "report", "report --json", "diff FILE"])
+def test_a_server_without_traffic_so_far_is_told_in_one_sentence(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "idle.jsonl"
+    sink = open_sink(
+        StatLoggerConfig(path), Run(time=1.0, process="h:1", model="m", versions={}, engines=[0], settings={})
+    )
+    sink.write([Note(time=1.0, process="h:1", name="clock_jumped", text="")])
+    sink.close()
+    name, *options = command.replace("FILE", str(path)).split()
+    assert main([name, str(path), *options]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("npu-stat: the files hold no interval line yet; the first comes after")
 
 
 @pytest.mark.parametrize("command", ["summary", "report", "slo --ttft 1s", "merge", "tail", "top --once", "diff OTHER"])

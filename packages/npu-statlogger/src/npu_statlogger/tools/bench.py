@@ -154,10 +154,3 @@ def _requests(result: dict[str, Any]) -> Iterator[Request]:
     for start, latency, ttft, prompt, generated, error in zip(*(result[name] for name in columns), strict=True):
         reason = ERROR if error else "completed"
         yield Request.of_client(begin + start - first, latency, ttft or None, (prompt, generated), reason)
-
-
-def _snapshot(result: dict[str, Any], begin: float, end: float, batch: Batch) -> Snapshot:
-    process = f"vllm bench serve {result['date']}"
-    snapshot = Snapshot(begin, end, processes={process}, models={str(result["model_id"])})
-    snapshot.add(batch)
-    return snapshot

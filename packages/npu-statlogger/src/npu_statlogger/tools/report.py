@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_statlogger.errors import InputError
 from npu_statlogger.lines import Note, RequestLine
 from npu_statlogger.snapshot import QUANTILES, Snapshot
 from npu_statlogger.tools import bench, names
@@ -72,9 +71,7 @@ def _read(files: Sequence[Path]) -> tuple[Overview, list[Client], dict[str, int]
             overview.add_request(line)
         elif isinstance(line, Note):
             overview.add_note(line)
-    if not overview.lines:
-        msg = "the files hold no interval line yet; the first comes after NPU_STATLOGGER_INTERVAL seconds of traffic."
-        raise InputError(msg)
+    reading.need_intervals()
     return overview, clients, dict(reading.left_out)
 
 

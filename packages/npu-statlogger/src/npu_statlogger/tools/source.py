@@ -78,10 +78,11 @@ class Reading:
             raise open_error(error) from error
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """Yield the interval lines alone; raises as `__iter__`."""
+        """Yield the interval lines alone; raises as `__iter__`, and as `need_intervals`."""
         for line in self:
             if isinstance(line, Snapshot):
                 yield line
+        self.need_intervals()
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests that have a line, or that a client's detailed result holds; raises as `__iter__`."""
@@ -104,6 +105,14 @@ class Reading:
             names = ", ".join(map(str, self.files[:_SHOWN])) + (", ..." if len(self.files) > _SHOWN else "")
             msg = f"no whole line in {names}."
             raise NoLinesError(msg)
+
+    def need_intervals(self) -> None:
+        """Raise InputError if none of the lines that were read is an interval's."""
+        if not self.kinds["interval"]:
+            msg = (
+                "the files hold no interval line yet; the first comes after NPU_STATLOGGER_INTERVAL seconds of traffic."
+            )
+            raise InputError(msg)
 
     def _client_requests(self, file: Path) -> Iterator[Request]:
         for request in bench.read_requests(file):
