@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_statlogger.config import SECTION, SINKS, StatLoggerConfig
+from npu_statlogger.config import SECTION, SINKS, StatLoggerConfig, host_and_port
 from npu_statlogger.errors import ConfigError
 
 
@@ -44,6 +44,10 @@ def test_additional_config_may_be_an_object_of_vllm_s_user() -> None:
         ({"path": "a", "interval": "soon"}, {}, "above 0; got 'soon'"),
         ({"path": "a", "interval": True}, {}, "above 0; got True"),
         ({"path": "a", "interval": None}, {}, "above 0; got None"),
+        ({"path": "a", "interval": 10**400}, {}, "above 0; got 1000"),
+        ({"path": "~nosuchuser/x"}, {}, "path is '~nosuchuser/x', a home directory that is not known"),
+        ({"path": "a", "csv": "./a"}, {}, "path and csv name one file, a, whose lines would mix"),
+        ({"csv": "a"}, {"NPU_STATLOGGER_SQLITE": "b/../a"}, "csv and sqlite name one file"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_way_out(
@@ -84,6 +88,7 @@ def test_any_sink_alone_switches_the_logger_on(sink: str) -> None:
         ("request_ids", "all", "hash, plain or none; got 'all'"),
         ("prometheus", "9090", "HOST:PORT, or vllm; got '9090'"),
         ("statsd", "host:99999", "HOST:PORT; got 'host:99999'"),
+        ("statsd", "vllm", "HOST:PORT; got 'vllm'"),
         ("otlp", "collector:4318", "begins with http:// or https://; got 'collector:4318'"),
         ("csv", 3, "csv must be the name of a file or directory; got 3"),
     ],
@@ -96,3 +101,16 @@ def test_a_value_that_cannot_be_used_is_named(setting: str, value: object, sente
 def test_a_password_in_a_url_is_not_shown() -> None:
     config = StatLoggerConfig.read({SECTION: {"otlp": "https://me:secret@collector:4318/x", "path": "a"}}, {})
     assert config.places() == {"path": "a", "otlp": "https://collector:4318/x"}
+    config = StatLoggerConfig.read({SECTION: {"push": "http://me:p@ss@gateway/a@b"}}, {})
+    assert config.places() == {"push": "http://gateway/a@b"}
+
+
+def test_directories_may_be_shared() -> None:
+    assert StatLoggerConfig.read({SECTION: {"parquet": "d", "tensorboard": "d", "wandb": "d"}}, {}).on
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"), [("h:1", ("h", 1)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:9100", ("::1", 9100))]
+)
+def test_the_parts_of_an_address(address: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(address) == parts

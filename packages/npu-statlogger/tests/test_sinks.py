@@ -230,6 +230,43 @@ def test_prometheus_scrapes_counters_gauges_and_true_percentiles() -> None:
         families_at(served)
 
 
+def test_prometheus_says_where_it_serves_also_on_a_port_of_the_system_s_choice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("prometheus_client")
+    hosts = ["127.0.0.1", *(["[::1]"] if has_ipv6() else [])]
+    for host in hosts:
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            sink = open_one(prometheus=f"{host}:0")
+        served = sink._server[0].server_port  # type: ignore[attr-defined]
+        assert f"http://{host}:{served}/metrics" in caplog.text
+        with urllib.request.urlopen(f"http://{host}:{served}/metrics", timeout=30) as answer:
+            assert answer.status == 200
+        sink.close()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_prometheus_without_a_port_left_says_so() -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 65535)), pytest.raises(OSError, match="from 65535 to 65535 taken; name"):
+        open_one(prometheus="127.0.0.1:65535")
+
+
+def test_prometheus_on_a_host_that_is_not_known_or_not_here_says_so_at_once() -> None:
+    pytest.importorskip("prometheus_client")
+    for host in ("no.such.host.invalid", "192.0.2.1"):
+        with pytest.raises(OSError, match=f"cannot serve at {host}, port 9100: .*; name others"):
+            open_one(prometheus=f"{host}:9100")
+
+
 def test_prometheus_beside_vllm_s_own_metrics_is_refused_where_they_come_from_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -433,6 +470,24 @@ def test_without_its_library_a_sink_says_what_to_install_and_the_others_work(tmp
 
 def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("setting", ["path", "csv", "sqlite", "parquet", "tensorboard", "wandb"])
+def test_a_place_that_cannot_be_written_says_what_to_do(setting: str, tmp_path: Path) -> None:
+    pytest.importorskip({"parquet": "pyarrow", "path": "csv"}.get(setting, setting.replace("sqlite", "sqlite3")))
+    file = tmp_path / "file"
+    file.touch()
+    wrong = {file / "x": "a file stands where a folder should"}
+    if setting in ("path", "csv", "sqlite"):
+        wrong |= {
+            tmp_path / "none" / "x": "make the folder that it is to be in",
+            tmp_path: "it is a folder; name a file",
+        }
+    else:
+        wrong |= {file: "a file stands where a folder should"}
+    for place, remedy in wrong.items():
+        with pytest.raises(OSError, match=rf"^npu_statlogger: {setting}={place} cannot be written \(.*\): {remedy}"):
+            open_one(**{setting: place})
 
 
 def test_if_one_sink_cannot_be_opened_those_before_it_are_closed(path: Path) -> None:

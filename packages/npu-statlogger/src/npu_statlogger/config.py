@@ -15,7 +15,7 @@ from npu_statlogger.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["SECTION", "SINKS", "StatLoggerConfig"]
+__all__ = ["SECTION", "SINKS", "StatLoggerConfig", "host_and_port"]
 
 SECTION = "npu_statlogger"
 """Key of our section in `--additional-config`."""
@@ -23,6 +23,9 @@ SECTION = "npu_statlogger"
 ENV_PREFIX = "NPU_STATLOGGER_"
 SINKS = ("path", "csv", "sqlite", "parquet", "prometheus", "push", "otlp", "tensorboard", "wandb", "statsd")
 """Settings that name a place for the figures; without any of them the logger is off."""
+
+_FILES = ("path", "csv", "sqlite")
+"""Those of them that name a file, which no other sink may write to."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,14 @@ class StatLoggerConfig:
     def places(self) -> dict[str, str]:
         """Return the sinks that are set and their places; a password in a URL is left out."""
         named = {name: str(getattr(self, name)) for name in SINKS if getattr(self, name)}
-        return {name: re.sub("//[^/@]*@", "//", place) for name, place in named.items()}
+        return {name: re.sub("//[^/]*@", "//", place) for name, place in named.items()}
 
     @classmethod
     def read(cls, additional_config: object, environ: Mapping[str, str] = os.environ) -> StatLoggerConfig:
         """Merge both sources; additional_config wins over the environment.
 
         Raises:
-            ConfigError: an unknown key, a value of the wrong kind, or settings without a sink.
+            ConfigError: an unknown key, a value of the wrong kind, settings without a sink, or two sinks of one file.
         """
         section = additional_config.get(SECTION, {}) if isinstance(additional_config, dict) else {}
         if not isinstance(section, dict):
@@ -117,7 +120,26 @@ class StatLoggerConfig:
                 f"written; set {ENV_PREFIX}PATH too."
             )
             raise ConfigError(msg)
+        _refuse_one_file_for_two(config)
         return config
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of HOST:PORT; an address of IPv6 stands in brackets there, as in a URL."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _refuse_one_file_for_two(config: StatLoggerConfig) -> None:
+    named: dict[str, str] = {}
+    for setting in _FILES:
+        path = getattr(config, setting)
+        other = named.setdefault(os.path.realpath(path), setting) if path else setting
+        if other != setting:
+            msg = (
+                f"{SECTION}: {other} and {setting} name one file, {path}, whose lines would mix; name another for one."
+            )
+            raise ConfigError(msg)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +163,11 @@ def _path(key: str, value: object) -> Path:
     if not isinstance(value, str) or not value:
         msg = f"{SECTION}: {key} must be the name of a file or directory; got {value!r}."
         raise ConfigError(msg)
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        msg = f"{SECTION}: {key} is {value!r}, a home directory that is not known; write the path in full."
+        raise ConfigError(msg) from error
 
 
 def _text(key: str, value: object) -> str:
@@ -153,8 +179,9 @@ def _text(key: str, value: object) -> str:
 
 def _address(key: str, value: object) -> str:
     host, _, port = _text(key, value).rpartition(":")
-    if value != "vllm" and not (host and port.isdecimal() and int(port) < 1 << 16):
-        msg = f"{SECTION}: {key} must be HOST:PORT{', or vllm' if key == 'prometheus' else ''}; got {value!r}."
+    beside_vllm = key == "prometheus"
+    if not (beside_vllm and value == "vllm") and not (host and port.isdecimal() and int(port) < 1 << 16):
+        msg = f"{SECTION}: {key} must be HOST:PORT{', or vllm' if beside_vllm else ''}; got {value!r}."
         raise ConfigError(msg)
     return str(value)
 
@@ -169,7 +196,7 @@ def _url(key: str, value: object) -> str:
 def _number(key: str, value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type] # anything else is the except branch
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not (math.isfinite(number) and number >= 0):
         msg = f"{SECTION}: {key} must be a number, not below 0; got {value!r}."

@@ -50,6 +50,12 @@ def test_a_misspelt_variable() -> None:
     assert "did you mean 'NPU_STATLOGGER_PATH'" in problems(NPU_STATLOGGER_PTAH="x")["settings"]
 
 
+def test_a_password_in_the_settings_is_not_shown() -> None:
+    found = details(NPU_STATLOGGER_PUSH="http://u:secret@gw:9091")
+    assert "go to push (http://gw:9091)" in found
+    assert "secret" not in found
+
+
 def test_a_vllm_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     known = metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.34.1" if name == "vllm" else known(name))

@@ -6,6 +6,7 @@ server nor the other sinks. Libraries that only one sink needs are imported by t
 
 from __future__ import annotations
 
+import errno
 import importlib
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["open_sinks"]
 
 _MODULES = {"path": "jsonl"}
+_REMEDIES = {
+    errno.ENOENT: "make the folder that it is to be in, or name another place",
+    errno.ENOTDIR: "a file stands where a folder should; name another place",
+    errno.EEXIST: "a file stands where a folder should; name another place",
+    errno.EISDIR: "it is a folder; name a file",
+}
 
 
 def open_sinks(config: StatLoggerConfig, run: Run) -> list[Sink]:
@@ -50,5 +57,13 @@ def _open(setting: str, config: StatLoggerConfig, run: Run) -> Sink:
         remedy = f"pip install 'npu-statlogger[{setting}]', or leave {setting} out"
         msg = f"npu_statlogger: {setting} needs the module {error.name}, which is not installed: {remedy}."
         raise ConfigError(msg) from error
-    sink: Sink = module.open_sink(config, run)
+    try:
+        sink: Sink = module.open_sink(config, run)
+    except OSError as error:
+        if error.errno is None:  # a sentence of the sink's own
+            raise
+        remedy = _REMEDIES.get(error.errno, "mend its permissions, or name another place")
+        place = f"{setting}={config.places()[setting]}"
+        msg = f"npu_statlogger: {place} cannot be written ({error.strerror}): {remedy}."
+        raise type(error)(msg) from error
     return sink

@@ -1,11 +1,13 @@
 """Parquet files in a directory, by pyarrow: columns for pandas, DuckDB, Spark.
 
-A Parquet file cannot be appended to: rows are gathered, and a file appears under its name when it is whole. A killed
-process loses the rows gathered last, at most ROWS or SECONDS of them; the file of lines beside it has them.
+A Parquet file cannot be appended to: rows are gathered, and a file appears under its name when it is whole. That is
+with ROWS, with the first line after SECONDS, and at the end: a killed process loses what was gathered until then, which
+the file of lines beside it has.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,8 +40,7 @@ def open_sink(config: StatLoggerConfig, run: Run) -> Parquet:
     assert config.parquet is not None
     config.parquet.mkdir(parents=True, exist_ok=True)
     if not os.access(config.parquet, os.W_OK):
-        msg = f"{config.parquet}: not writable"
-        raise PermissionError(msg)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(config.parquet))
     sink = Parquet(config.parquet)
     sink.write([run])
     return sink

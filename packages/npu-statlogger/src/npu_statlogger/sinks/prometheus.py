@@ -6,12 +6,14 @@ quantiles true percentiles of all values since then, within the sketch's error a
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
+from npu_statlogger.config import host_and_port
 from npu_statlogger.errors import ConfigError
 from npu_statlogger.sinks.base import Sink
 from npu_statlogger.sinks.families import Families
@@ -35,12 +37,11 @@ def open_sink(config: StatLoggerConfig, run: Run) -> Prometheus:
 
     Raises:
         ConfigError: "vllm" with several API servers, whose metrics vLLM gathers from files.
-        OSError: no port is free.
+        OSError: no port is free, or the host is none of this machine.
     """
     if config.prometheus != "vllm":
         sink = Prometheus(CollectorRegistry(), run.model)
-        host, _, port = config.prometheus.rpartition(":")
-        sink.serve(host, int(port))
+        sink.serve(*host_and_port(config.prometheus))
         return sink
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         msg = (
@@ -65,16 +66,22 @@ class Prometheus(Sink):
         """Serve the registry at the first free port from `port` on, since each API server needs one, and return it.
 
         Raises:
-            OSError: none is free.
+            OSError: none is free, or the host is none of this machine.
         """
-        for candidate in range(port, port + _PORTS):
+        last = min(port + _PORTS, 1 << 16) - 1
+        for candidate in range(port, last + 1):
             try:
                 self._server = start_http_server(candidate, host, self._registry)
-            except OSError:
-                continue
-            logger.info("Statistics are served at http://%s:%d/metrics.", host, candidate)
-            return candidate
-        msg = f"npu_statlogger: no port of {host} from {port} to {port + _PORTS - 1} can be opened; name another."
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                msg = f"npu_statlogger: prometheus cannot serve at {host}, port {candidate}: {error.strerror}; name others."
+                raise OSError(msg) from error
+            served = self._server[0].server_port  # which the system chose if 0 was asked for
+            shown = f"[{host}]" if ":" in host else host
+            logger.info("Statistics are served at http://%s:%d/metrics.", shown, served)
+            return served
+        msg = f"npu_statlogger: prometheus finds all ports of {host} from {port} to {last} taken; name another."
         raise OSError(msg)
 
     def write(self, lines: Sequence[Line]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import statsd
 
+from npu_statlogger.config import host_and_port
 from npu_statlogger.sinks.base import Sink
 from npu_statlogger.sinks.figures import flat, place
 from npu_statlogger.snapshot import Snapshot
@@ -25,8 +26,7 @@ __all__ = ["Statsd", "open_sink"]
 
 def open_sink(config: StatLoggerConfig, run: Run) -> Statsd:
     """Return the sink; the name of the server is looked up when there is something to bring."""
-    host, _, port = config.statsd.rpartition(":")
-    return Statsd(host, int(port))
+    return Statsd(*host_and_port(config.statsd))
 
 
 class Statsd(Sink):
@@ -45,7 +45,7 @@ class Statsd(Sink):
             OSError: the server's name is not known.
         """
         if self._client is None:
-            self._client = statsd.StatsClient(*self._address, prefix="vllm")
+            self._client = statsd.StatsClient(*self._address, prefix="vllm", ipv6=":" in self._address[0])
         with self._client.pipeline() as batch:
             for line in lines:
                 if isinstance(line, Snapshot):

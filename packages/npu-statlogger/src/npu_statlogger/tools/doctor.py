@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_statlogger.config import SINKS, StatLoggerConfig
+from npu_statlogger.config import StatLoggerConfig
 from npu_statlogger.errors import ConfigError, InputError
 from npu_statlogger.lines import Line
 from npu_statlogger.snapshot import SCHEMA, Snapshot
@@ -120,7 +120,7 @@ def _settings(environ: Mapping[str, str]) -> tuple[StatLoggerConfig | None, Find
     if not config.on:
         detail = "no NPU_STATLOGGER_PATH here: the logger is off, unless --additional-config names a place"
         return config, Finding("settings", True, detail)
-    places = ", ".join(f"{name} ({getattr(config, name)})" for name in SINKS if getattr(config, name))
+    places = ", ".join(f"{name} ({place})" for name, place in config.places().items())
     return config, Finding("settings", True, f"figures of each {duration(config.interval)} go to {places}")
 
 
