@@ -263,7 +263,7 @@ def test_prometheus_without_a_port_left_says_so() -> None:
 def test_prometheus_on_a_host_that_is_not_known_or_not_here_says_so_at_once() -> None:
     pytest.importorskip("prometheus_client")
     for host in ("no.such.host.invalid", "192.0.2.1"):
-        with pytest.raises(OSError, match=f"cannot serve at {host}, port 9100: .*; name others"):
+        with pytest.raises(OSError, match=f"cannot serve at {host}, port 9100: .*; name another"):
             open_one(prometheus=f"{host}:9100")
 
 

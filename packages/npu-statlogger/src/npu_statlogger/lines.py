@@ -5,15 +5,21 @@ Each is a dataclass whose fields are the keys of the line. None of them holds a 
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Self, cast
 
 from npu_statlogger.errors import FormatError
+from npu_statlogger.sketch import is_bounded
 from npu_statlogger.snapshot import SCHEMA, SCHEMA_1, Snapshot
 
-__all__ = ["KINDS", "Line", "Note", "RequestLine", "Run", "StepLine", "parse"]
+__all__ = ["KINDS", "Line", "Note", "RequestLine", "Run", "StepLine", "decode", "parse"]
 
+_DEPTH = 4
+"""Dictionaries and lists in one another that a line holds at most."""
 
+_TIMES = ("start", "end", "time", "arrival")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "float": (int, float), "dict": dict, "list": list,
 }  # fmt: skip
@@ -38,7 +44,7 @@ class _Line:
         """Rebuild a line; keys of a later version are left out.
 
         Raises:
-            FormatError: a key is missing, or of the wrong type.
+            FormatError: a key is missing, of the wrong type, or a number beyond all bounds.
         """
         known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         try:
@@ -47,7 +53,8 @@ class _Line:
             msg = f"not a line of kind {cls.kind!r}: {error}."
             raise FormatError(msg) from error
         for name, value in known.items():
-            if not isinstance(value, _TYPES[cls.__dataclass_fields__[name].type.partition("[")[0]]):
+            fits = isinstance(value, _TYPES[cls.__dataclass_fields__[name].type.partition("[")[0]])
+            if not (fits and _is_plain(value)):
                 msg = f"not a line of kind {cls.kind!r}: {name} is {value!r}."
                 raise FormatError(msg)
         return line
@@ -210,12 +217,50 @@ KINDS: dict[str, type[RequestLine | StepLine | Run | Note]] = {
 }
 
 
+def decode(text: bytes) -> Line:
+    """Return the line that a text stands for.
+
+    Raises:
+        FormatError: it is no JSON, or `parse` refuses it.
+    """
+    try:
+        data = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        msg = f"not JSON: {error}."
+        raise FormatError(msg) from error
+    return parse(data)
+
+
 def parse(data: object) -> Line:
     """Return the line that decoded JSON stands for.
 
     Raises:
-        FormatError: it is none of this package's, or a part is missing or malformed.
+        FormatError: it is none of this package's, a part is missing or malformed, or a number is beyond all bounds.
     """
-    if isinstance(data, dict) and data.get("schema") in (SCHEMA, SCHEMA_1) and data.get("kind") in KINDS:
-        return KINDS[data["kind"]].from_dict(data)
-    return Snapshot.from_dict(data)
+    kind = data.get("kind") if isinstance(data, dict) and data.get("schema") in (SCHEMA, SCHEMA_1) else None
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    line: Line = Snapshot.from_dict(data) if cls is None else cls.from_dict(cast("dict[str, Any]", data))
+    for name in _TIMES:
+        _check_time(name, getattr(line, name, 0.0))
+    return line
+
+
+def _refuse(constant: str) -> None:
+    msg = f"it holds {constant}"
+    raise ValueError(msg)
+
+
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    """Tell whether a value, or all that it holds, can be shown, added up and written again."""
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
+    return not isinstance(value, int | float) or is_bounded(value)
+
+
+def _check_time(name: str, value: float) -> None:
+    try:
+        datetime.fromtimestamp(value, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        msg = f"{name} is {value!r}, which no calendar has."
+        raise FormatError(msg) from error

@@ -7,12 +7,12 @@ that says why, and the lines behind it are read.
 from __future__ import annotations
 
 import gzip
-import json
+import os
 import zlib
 from typing import IO, TYPE_CHECKING, cast
 
 from npu_statlogger.errors import FormatError
-from npu_statlogger.lines import Line, parse
+from npu_statlogger.lines import Line, decode
 from npu_statlogger.rotation import rotated_files
 from npu_statlogger.snapshot import Snapshot
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["files_of", "read_lines", "read_snapshots"]
+__all__ = ["files_of", "is_packed", "read_lines", "read_snapshots"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -51,16 +51,19 @@ def files_of(path: Path) -> list[Path]:
     return [*rotated_files(path), *([path] if path.exists() else [])]
 
 
+def is_packed(fd: int) -> bool:
+    """Tell whether an open file is gzip."""
+    return os.pread(fd, len(_GZIP), 0) == _GZIP
+
+
 def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
-        packed = file.read(len(_GZIP)) == _GZIP
+        packed = is_packed(file.fileno())
     return cast(IO[bytes], gzip.open(path) if packed else path.open("rb"))
 
 
 def _line(text: bytes) -> Line | FormatError:
     try:
-        return parse(json.loads(text))
+        return decode(text)
     except FormatError as error:
         return error
-    except (ValueError, RecursionError) as error:
-        return FormatError(f"not JSON: {error}.")

@@ -17,7 +17,7 @@ from npu_statlogger.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ABSURD", "LARGEST", "NANO", "RELATIVE_ERROR", "SMALLEST", "Sketch"]
+__all__ = ["ABSURD", "LARGEST", "NANO", "RELATIVE_ERROR", "SMALLEST", "Sketch", "is_bounded"]
 
 RELATIVE_ERROR = 0.01
 SMALLEST, LARGEST = 1e-6, 1e9
@@ -117,7 +117,7 @@ class Sketch:
         """Rebuild a sketch.
 
         Raises:
-            FormatError: a field is missing, a bucket is out of range, or the counts do not add up.
+            FormatError: a field is missing, a bucket or a number is out of range, or the counts do not add up.
         """
         sketch = cls()
         try:
@@ -125,21 +125,29 @@ class Sketch:
                 return sketch
             sketch.count, sketch._sum_nano = int(data["count"]), int(data["sum_nano"])
             sketch.minimum, sketch.maximum = float(data["min"]), float(data["max"])
-            sketch._counts[0] = data["zero"]
+            sketch._counts[0] = int(data["zero"])
             for bucket, count in data["buckets"]:
                 if not _FIRST <= bucket <= _LAST:
                     msg = f"bucket {bucket} is outside {_FIRST}..{_LAST}"
                     raise ValueError(msg)
-                sketch._counts[bucket - _FIRST + 1] += count
+                sketch._counts[int(bucket) - _FIRST + 1] += int(count)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             msg = f"not a distribution: {error}."
             raise FormatError(msg) from error
+        if not all(map(is_bounded, (sketch._sum_nano, sketch.minimum, sketch.maximum))):
+            msg = "not a distribution: a number of it is beyond all bounds."
+            raise FormatError(msg)
         if sketch.count != int(sketch._counts.sum()) or (sketch._counts < 0).any():
             msg = (
                 f"not a distribution: its buckets hold {int(sketch._counts.sum())} values, its count is {sketch.count}."
             )
             raise FormatError(msg)
         return sketch
+
+
+def is_bounded(number: float) -> bool:
+    """Tell whether a number of a line is finite, and sums of such numbers are too."""
+    return abs(number) < ABSURD**2
 
 
 def _estimate(row: int) -> float:

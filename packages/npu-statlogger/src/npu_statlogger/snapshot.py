@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npu_statlogger.errors import FormatError
-from npu_statlogger.sketch import NANO, Sketch
+from npu_statlogger.sketch import NANO, Sketch, is_bounded
 from npu_statlogger.upgrade import upgraded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npu_statlogger.fold import Batch
 
 __all__ = ["NO_ENGINE", "QUANTILES", "SCHEMA", "SCHEMA_1", "Snapshot"]
@@ -161,8 +163,8 @@ class Snapshot:
         snapshot = cls(
             start=float(data["start"]),
             end=float(data["end"]),
-            processes=set(data["processes"]),
-            models=set(data["models"]),
+            processes=_texts(data["processes"]),
+            models=_texts(data["models"]),
             engines={int(engine) for engine in data["engines"]},
             counters=Counter({str(name): int(value) for name, value in data["counters"].items()}),
             totals_nano=Counter({str(name): int(value) for name, value in data["totals_nano"].items()}),
@@ -173,7 +175,18 @@ class Snapshot:
             }
         for name, sketch in data["distributions"].items():
             snapshot.distributions[name] = Sketch.from_dict(sketch)
+        gauges = (number for each in snapshot.gauges.values() for latest in each.values() for number in latest)
+        if not all(map(is_bounded, (*snapshot.counters.values(), *snapshot.totals_nano.values(), *gauges))):
+            msg = "a number is beyond all bounds"
+            raise ValueError(msg)
         return snapshot
+
+
+def _texts(values: Iterable[Any]) -> set[str]:
+    if not all(isinstance(value, str) for value in values):
+        msg = f"{values!r} are no texts"
+        raise TypeError(msg)
+    return set(values)
 
 
 def _keep_latest(gauges: dict[str, tuple[float, float]], others: dict[str, tuple[float, float]]) -> None:

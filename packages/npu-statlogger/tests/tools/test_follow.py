@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -9,25 +10,30 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from npu_statlogger.cli import main
 from npu_statlogger.errors import InputError
-from npu_statlogger.jsonl import LineWriter
+from npu_statlogger.jsonl import LineWriter, encode
+from npu_statlogger.lines import Note
 from npu_statlogger.tools.follow import Follower
 from npu_statlogger.tools.top import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Write = Callable[..., Path]
 
 START = 1_795_376_400.0
+NOTE = encode(Note(time=START, process="h:1", name="clock_jumped", text="")).decode().strip()
 
 
 def starts(follower: Follower) -> list[int]:
@@ -175,11 +181,91 @@ def test_tail_shows_a_row_a_line(
     assert main(["tail", str(path), "-n", "4"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["UTC", "engine", "run"]
-    assert [row.split()[0] for row in rows] == ["19:41:40", "19:41:50", "19:42:00"]
+    assert [row.split()[0] for row in rows] == ["19:41:30", "19:41:40", "19:41:50", "19:42:00"]
     assert all(len(row.split("  ")) > 5 for row in rows)
     assert main(["tail", str(path), "-n", "4", "--kind", "request"]) == 0
     (row,) = capsys.readouterr().out.splitlines()
     assert "request abc length: 10 tokens (4 cached) to 5, queue 10 ms, first 100 ms" in row
+
+
+def test_tail_goes_back_to_lines_of_the_kind_that_is_asked_for(
+    write_run: Write, request_line: Callable, as_text: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(lines=5)
+    with path.open("a") as file:
+        file.write("damaged\n" + as_text(request_line(arrival=START + at, request_id=f"r{at}") for at in range(2000)))
+    assert main(["tail", str(path), "-n", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 3
+    assert main(["tail", str(path), "-n", "2", "--kind", "request"]) == 0
+    assert [row.split()[2] for row in capsys.readouterr().out.splitlines()] == ["r1998", "r1999"]
+    assert main(["tail", str(path), "--kind", "step"]) == 0
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="2"):
+        main(["tail", str(path), "-n", "-3"])
+    assert "'-3' is no count; write one such as 0 or 10" in capsys.readouterr().err
+
+
+@given(st.lists(st.sampled_from(["", "x", "y" * 70_000, NOTE]), max_size=12), st.integers(0, 13), st.booleans())
+def test_going_back_counts_what_is_wanted(texts: list[str], back: int, notes: bool) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write("".join(text + "\n" for text in texts).encode() + b"torn")
+        file.flush()
+        follower = Follower(Path(file.name))
+        follower.back(back, (lambda line: isinstance(line, Note)) if notes else None)
+        there = [text == NOTE for text in texts]
+        counted = [index for index, is_note in enumerate(there) if is_note or not notes]
+        begin = len(there) if not back else (counted[-back] if len(counted) >= back else 0)
+        assert len(list(follower.poll())) == sum(there[begin:])
+        assert follower.damaged == len(there[begin:]) - sum(there[begin:])
+        follower.close()
+
+
+@pytest.mark.parametrize("command", ["tail -n 2 --json", "top --once", "doctor"])
+def test_a_gzip_file_is_read_as_what_it_holds(
+    command: str, write_run: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    name, *options = command.split()
+    path, seen = write_run(lines=300), []
+    for _ in range(2):
+        assert main([name, str(path), *options]) == 0
+        seen.append(re.sub(r"last line .* ago|\d\S* \S* ?bytes.*", "", capsys.readouterr().out))
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    assert seen[0] == seen[1]
+    assert len(seen[0].splitlines()) >= 2
+
+
+def test_a_gzip_file_that_breaks_off_gives_its_whole_lines(write_run: Write) -> None:
+    path = write_run(lines=200)
+    path.write_bytes(gzip.compress(path.read_bytes())[:-2000])
+    follower = Follower(path)
+    follower.back(500)
+    assert 0 < len(starts(follower)) < 200
+    assert follower.damaged == 1
+    follower.close()
+
+
+@pytest.mark.parametrize("command", ["tail", "top --once", "top --svg OUT"])
+@pytest.mark.parametrize("content", [b"", b"{}\n", b'{"schema'])
+def test_without_a_whole_line_the_code_is_1(
+    command: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, (name, *options) = tmp_path / "none", command.replace("OUT", str(tmp_path / "out")).split()
+    path.write_bytes(content)
+    assert main([name, str(path), *options]) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", f"npu-stat: no whole line in {path}.\n")
+
+
+def test_top_of_a_server_without_traffic_says_that_there_is_no_line_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "idle"
+    path.write_text(NOTE + "\n")
+    assert main(["top", str(path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "no line yet" in out
+    assert "ago" not in out
 
 
 def test_top_once_shows_latencies_load_and_engines(write_run: Write, capsys: pytest.CaptureFixture[str]) -> None:

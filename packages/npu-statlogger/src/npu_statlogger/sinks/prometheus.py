@@ -75,7 +75,8 @@ class Prometheus(Sink):
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
-                msg = f"npu_statlogger: prometheus cannot serve at {host}, port {candidate}: {error.strerror}; name others."
+                where = f"{host}, port {candidate}"
+                msg = f"npu_statlogger: prometheus cannot serve at {where}: {error.strerror}; name another."
                 raise OSError(msg) from error
             served = self._server[0].server_port  # which the system chose if 0 was asked for
             shown = f"[{host}]" if ":" in host else host

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeAlias
 
 from npu_statlogger.errors import InputError
 
-__all__ = ["Commands", "add_files", "refuse_without", "seconds", "share", "write_text"]
+__all__ = ["Commands", "add_files", "count", "refuse_without", "seconds", "share", "write_text"]
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -21,6 +21,18 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     """Add the files that a command reads."""
     text = "a file of npu-statlogger (rotated ones are read with it), gzip of one, or a result of `vllm bench serve`"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
+
+
+def count(text: str) -> int:
+    """Return a number of things that a user wrote.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or negative.
+    """
+    if not text.strip().isdecimal():
+        msg = f"{text!r} is no count; write one such as 0 or 10"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
 
 
 def seconds(text: str) -> float:

@@ -141,7 +141,7 @@ def _file(file: Path) -> Iterator[Finding]:
     except InputError as error:
         yield Finding(subject, False, str(error), "name another file.")
         return
-    if not os.access(file, os.W_OK):
+    if not (follower.packed or os.access(file, os.W_OK)):
         yield Finding(subject, False, "cannot be written by this user", f"mend its mode: chmod u+w {file}")
     yield from _lines(subject, file, follower)
 
@@ -162,7 +162,7 @@ def _lines(subject: str, file: Path, follower: Follower) -> Iterator[Finding]:
     if lines:
         yield _writer(subject, lines)
         yield from _lost(subject, lines)
-    yield _disk(file, _bytes_a_day(file, lines))
+    yield _disk(file, None if follower.packed else _bytes_a_day(file, lines))
 
 
 def _writer(subject: str, lines: list[Line]) -> Finding:

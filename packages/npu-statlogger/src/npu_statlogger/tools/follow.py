@@ -1,18 +1,22 @@
-"""Following files that are being written, also when they are rotated, cut, or not there yet.
+"""Following files that are being written, also when they are rotated or cut.
 
 A poll begins behind the last whole line, not behind the last byte: bytes of a line in progress, or of a writer that was
-killed, may be cut off and written anew.
+killed, may be cut off and written anew. A gzip file does not grow; what it holds is followed in a temporary file.
 """
 
 from __future__ import annotations
 
-import json
+import gzip
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from npu_statlogger.errors import FormatError, InputError
-from npu_statlogger.lines import Line, parse
+from npu_statlogger.lines import Line, decode
+from npu_statlogger.reading import is_packed
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools.source import open_error
 
@@ -30,10 +34,11 @@ class Follower:
         """Open the file and stand at its end.
 
         Raises:
-            InputError: it cannot be opened, or is no regular file.
+            InputError: it cannot be opened, is no regular file, or is gzip that there is no room to unpack.
         """
         self.path = path
         self.damaged = 0
+        self.packed = False
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -41,19 +46,19 @@ class Follower:
         if not path.is_file():
             msg = f"{path} is no regular file; a file that grows is needed."
             raise InputError(msg)
+        if is_packed(self._fd):
+            self._unpack()
         self._offset = self._end()
 
-    def back(self, lines: int) -> None:
-        """Go back by whole lines, or to the file's start."""
-        offset, found = self._offset, -1  # the newline that ends the last line is one more
-        while offset > 0 and found < lines:
-            begin = max(0, offset - _BLOCK)
-            block = os.pread(self._fd, offset - begin, begin)
-            while found < lines and (at := block.rfind(b"\n")) >= 0:
-                found, offset, block = found + 1, begin + at, block[:at]
-            if found < lines:
-                offset = begin
-        self._offset = offset + 1 if found == lines else 0
+    def back(self, lines: int, wanted: Callable[[Line], bool] | None = None) -> None:
+        """Go back by whole lines, of which only those that are `wanted` count, or to the file's start."""
+        offset = self._offset
+        for begin, text in self._backwards():
+            if lines <= 0:
+                break
+            offset = begin
+            lines -= wanted is None or _holds(text, wanted)
+        self._offset = offset
 
     def back_to(self, when: float) -> None:
         """Go back to about the first line that ended after a time, by bisection: lines are in the order of time."""
@@ -67,6 +72,10 @@ class Follower:
             else:
                 low = begin
         self._offset = low
+
+    def has_lines(self) -> bool:
+        """Tell whether there is a whole line before where we stand."""
+        return any(_holds(text, lambda line: True) for _, text in self._backwards())
 
     def poll(self) -> Iterator[Line]:
         """Yield the lines that came since; damaged ones are counted."""
@@ -82,8 +91,24 @@ class Follower:
         """Close the file."""
         os.close(self._fd)
 
+    def _unpack(self) -> None:
+        """Go over to what a gzip file holds, as far as it is whole."""
+        try:
+            with tempfile.TemporaryFile() as plain, os.fdopen(self._fd, "rb") as packed:
+                try:
+                    shutil.copyfileobj(gzip.GzipFile(fileobj=packed), plain)
+                except (EOFError, gzip.BadGzipFile, zlib.error):
+                    self.damaged += 1
+                plain.flush()
+                self._fd, self.packed = os.dup(plain.fileno()), True
+        except OSError as error:
+            msg = f"cannot unpack {self.path}: {error.strerror}."
+            raise InputError(msg) from error
+
     def _reopen(self) -> bool:
         """Go over to the file that has taken this one's name, if it has."""
+        if self.packed:
+            return False
         try:
             replaced = os.stat(self.path).st_ino != os.fstat(self._fd).st_ino  # noqa: PTH116 # as the one beside it
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC) if replaced else -1
@@ -101,13 +126,28 @@ class Follower:
             end = len(block)
         for text in block[:end].removesuffix(b"\n").split(b"\n") if end else ():
             try:
-                line = parse(json.loads(text))
-            except (FormatError, ValueError, RecursionError):
+                line = decode(text)
+            except FormatError:
                 self.damaged += advance
                 continue
             yield line
         if advance:
             self._offset = offset + end
+
+    def _backwards(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines before where we stand, the last first, each with its offset."""
+        offset, tail = self._offset - 1, b""  # without the newline that ends the last line
+        while offset >= 0:
+            begin = max(0, offset - _BLOCK)
+            head, *texts = (os.pread(self._fd, offset - begin, begin) + tail).split(b"\n")
+            end = begin + len(head) + sum(len(text) + 1 for text in texts)
+            for text in reversed(texts):
+                yield end - len(text), text
+                end -= len(text) + 1
+            offset, tail = begin, head
+            if not begin:
+                yield 0, head
+                return
 
     def _behind_newline(self, offset: int) -> int:
         while block := os.pread(self._fd, _BLOCK, offset):
@@ -126,6 +166,13 @@ class Follower:
                 return begin + at + 1
             offset = begin
         return 0
+
+
+def _holds(text: bytes, wanted: Callable[[Line], bool]) -> bool:
+    try:
+        return wanted(decode(text))
+    except FormatError:
+        return False
 
 
 def time_of(line: Line) -> float:

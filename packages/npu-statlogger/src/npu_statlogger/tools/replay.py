@@ -29,7 +29,7 @@ from npu_statlogger.jsonl import LineWriter, encode
 from npu_statlogger.sketch import Sketch
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools import names
-from npu_statlogger.tools.arguments import refuse_without
+from npu_statlogger.tools.arguments import count, refuse_without
 from npu_statlogger.tools.client import ERROR, ClientSpans
 from npu_statlogger.tools.request import Request
 from npu_statlogger.tools.sending import Server
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--url", required=True, help="the server, such as http://localhost:8000")
     parser.add_argument("--model", help="name of the model (default: the server's first)")
     parser.add_argument("--speed", type=_positive, default=1.0, help="2: twice as fast as recorded")
-    parser.add_argument("--limit", type=int, metavar="COUNT", help="send the first COUNT requests")
+    parser.add_argument("--limit", type=count, metavar="COUNT", help="send the first COUNT requests")
     parser.add_argument("--vocabulary", type=int, default=1000, metavar="SIZE", help="tokens are below this (1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the random prompts (0)")
     text = "append what the client saw, as lines for `npu-stat report` and `diff`"

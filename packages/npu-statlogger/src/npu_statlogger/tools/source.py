@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from npu_statlogger.errors import FormatError, InputError, NoLinesError
 from npu_statlogger.lines import Line, RequestLine
-from npu_statlogger.reading import files_of, read_lines
+from npu_statlogger.reading import files_of, is_packed, read_lines
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools import bench
 from npu_statlogger.tools.request import Request
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Reading", "open_error"]
+__all__ = ["Reading", "no_lines", "open_error"]
 
 _SHOWN = 5
 """Lines left out that are named one by one; further ones are only counted."""
@@ -102,9 +101,7 @@ class Reading:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
             print(f"npu-stat: {total} lines left out in all: {kinds}.", file=sys.stderr)
         if not self.kinds:
-            names = ", ".join(map(str, self.files[:_SHOWN])) + (", ..." if len(self.files) > _SHOWN else "")
-            msg = f"no whole line in {names}."
-            raise NoLinesError(msg)
+            raise no_lines(self.files)
 
     def need_intervals(self) -> None:
         """Raise InputError if none of the lines that were read is an interval's."""
@@ -124,8 +121,6 @@ class Reading:
         for number, line in enumerate(read_lines(file), start=1):
             if isinstance(line, FormatError):
                 self._leave_out("damaged", f"{file}:{number}: left out: {line}")
-            elif isinstance(line, Snapshot) and not (math.isfinite(line.start) and math.isfinite(line.end)):
-                self._leave_out("damaged", f"{file}:{number}: left out: its times are no finite numbers.")
             else:
                 yield line
         if _is_torn(file):
@@ -142,6 +137,11 @@ def open_error(error: OSError) -> InputError:
     return InputError(f"cannot read {error.filename}: {error.strerror}.")
 
 
+def no_lines(files: Sequence[Path]) -> NoLinesError:
+    """Return what npu-stat says of files without a whole line."""
+    return NoLinesError(f"no whole line in {', '.join(map(str, files[:_SHOWN]))}{', ...' if files[_SHOWN:] else ''}.")
+
+
 def _with_rotated(files: Sequence[Path]) -> list[Path]:
     """Add what was rotated away, unless so many are named that a pattern did it: that named those too."""
     if len(files) > _SEARCHED:
@@ -152,5 +152,4 @@ def _with_rotated(files: Sequence[Path]) -> list[Path]:
 def _is_torn(file: Path) -> bool:
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
-        packed = os.pread(opened.fileno(), 2, 0) == b"\x1f\x8b"
-        return not packed and size > 0 and os.pread(opened.fileno(), 1, size - 1) != b"\n"
+        return not is_packed(opened.fileno()) and size > 0 and os.pread(opened.fileno(), 1, size - 1) != b"\n"

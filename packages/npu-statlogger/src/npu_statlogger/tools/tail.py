@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from npu_statlogger.lines import Line, Note, RequestLine, Run, StepLine
 from npu_statlogger.snapshot import Snapshot
 from npu_statlogger.tools import names
-from npu_statlogger.tools.arguments import seconds
+from npu_statlogger.tools.arguments import count, seconds
 from npu_statlogger.tools.follow import Follower, time_of
+from npu_statlogger.tools.source import no_lines
 from npu_statlogger.tools.text import clock, duration, figure, number
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser("tail", help="the last lines, a row each; with -f also those that come")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file that npu-statlogger writes")
-    parser.add_argument("-n", type=int, default=10, metavar="LINES", help="lines of each file to begin with (10)")
+    parser.add_argument("-n", type=count, default=10, metavar="LINES", help="lines of each file to begin with (10)")
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on with the lines that come, also over rotation"
     )
@@ -84,15 +85,17 @@ def row(line: Line) -> str:
 def _run(options: argparse.Namespace) -> int:
     kinds = set(options.kind or ("interval", "run", "note"))
     followers = [Follower(path) for path in options.files]
+    if options.n and not options.follow and not any(follower.has_lines() for follower in followers):
+        raise no_lines(options.files)
     for follower in followers:
-        follower.back(options.n)
+        follower.back(options.n, lambda line: _kind(line) in kinds)
     if "interval" in kinds and not options.json:
         print("  ".join(head.rjust(width) for head, width in _COLUMNS))
     end = time.monotonic() + options.limit if options.limit is not None else None
     while True:
         lines = [line for follower in followers for line in follower.poll()] if followers[1:] else followers[0].poll()
         for line in sorted(lines, key=time_of) if followers[1:] else lines:
-            if getattr(line, "kind", "interval") in kinds:
+            if _kind(line) in kinds:
                 print(json.dumps(line.to_dict()) if options.json else row(line))
         sys.stdout.flush()
         if not options.follow or (end is not None and time.monotonic() >= end):
@@ -102,6 +105,10 @@ def _run(options: argparse.Namespace) -> int:
     if damaged:
         print(f"npu-stat: {damaged} lines left out: damaged.", file=sys.stderr)
     return 0
+
+
+def _kind(line: Line) -> str:
+    return getattr(line, "kind", "interval")
 
 
 def _cells(line: Snapshot) -> tuple[str, ...]:

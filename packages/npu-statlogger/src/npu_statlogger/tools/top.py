@@ -18,6 +18,7 @@ from npu_statlogger.tools import names
 from npu_statlogger.tools.arguments import refuse_without, seconds, write_text
 from npu_statlogger.tools.follow import Follower, time_of
 from npu_statlogger.tools.notes import Finding, find
+from npu_statlogger.tools.source import no_lines
 from npu_statlogger.tools.text import clock, duration, figure, sparkline
 from npu_statlogger.tools.timeline import Span, Timeline
 
@@ -98,10 +99,11 @@ def render(window: Window, now: float, width: int) -> RenderableType:
     age = max(now - window.last, 0.0)
     silent = age > _STALE * max(window.line_seconds, 1.0)
     head = Text.assemble(
-        (" ".join(sorted(window.models)) or "no line yet", "bold"),
-        f"   last {duration(window.length)}",
-        (f"   last line {duration(age)} ago" + (": silent" if silent else ""), "bold red" if silent else "dim"),
+        (" ".join(sorted(window.models)) or "no line yet", "bold"), f"   last {duration(window.length)}"
     )
+    if window.last:
+        said = f"   last line {duration(age)} ago" + (": silent" if silent else "")
+        head.append(said, "bold red" if silent else "dim")
     spans = list(window.timeline)
     parts: list[RenderableType] = [head, "", _load(window, spans, width), "", _latencies(window, spans, width)]
     if len(window.engines) > 1:
@@ -120,6 +122,8 @@ def _run(options: argparse.Namespace) -> int:
     except ImportError as error:
         refuse_without("rich", "top", error)
     followers, window = [Follower(path) for path in options.files], Window(max(options.window, 1.0))
+    if (options.once or options.svg) and not any(follower.has_lines() for follower in followers):
+        raise no_lines(options.files)
     for follower in followers:
         follower.back(1)
         last = max(map(time_of, follower.poll()), default=0.0)
