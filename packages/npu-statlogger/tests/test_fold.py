@@ -213,7 +213,7 @@ def test_graphs_estimates_and_details_of_a_step() -> None:
 
 def test_whole_numbers_of_numpy_are_counters_and_other_numbers_totals() -> None:
     batch = Batch()
-    for amount in (np.int64(3), np.uint8(4), 5, np.float32(0.5), 0.25, 0, False):
+    for amount in (np.int64(3), np.uint8(4), 5, np.float32(0.5), 0.25, 0, False, None):
         batch.count("blocks", amount)
     snapshot = Snapshot(start=0, end=1)
     snapshot.add(batch)

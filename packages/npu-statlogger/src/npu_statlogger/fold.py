@@ -68,11 +68,11 @@ class Batch:
     """Finished requests that `settle` has yet to count: all at once is several times faster."""
 
     def count(self, name: str, amount: Any) -> None:
-        """Add to a counter, or to a total if the amount is no whole number's type; 0 leaves no trace."""
+        """Add to a counter, or to a total if the amount is no whole number's type; 0 and None leave no trace."""
         if hasattr(amount, "__index__"):  # which whole numbers of numpy have too
             if amount:
                 self.counters[name] += int(amount)
-        elif self._is_number(float(amount)):
+        elif amount is not None and self._is_number(float(amount)):
             self.totals_nano[name] += round(float(amount) * NANO)
 
     def gauge(self, name: str, value: Any, time: float) -> bool:
