@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from npu_kvconnector.errors import OptionError
-from npu_kvconnector.fingerprint import fingerprint, weights_digest
+from npu_kvconnector.fingerprint import SETTINGS, fingerprint, settings_digest, weights_digest
+from tests.support import models
 from tests.support.offloading import offloading_config
 
 
@@ -70,6 +73,7 @@ def test_the_only_revision_in_the_cache_is_taken(model: Path, tmp_path: Path, mo
         ("parallel", {"tp_size": 2, "world_size": 2}),
         (None, {"kv_cache_layout": "LBHNC"}),
         (None, {"replicated_layout": True}),
+        (None, {"extra_config": {SETTINGS: "of another engine"}}),
     ],
 )
 def test_what_decides_the_bytes_is_in_it(part: str | None, change: dict[str, Any]) -> None:
@@ -85,3 +89,32 @@ def test_where_a_server_runs_is_not_in_it() -> None:
     other = dataclasses.replace(config, engine_id="another", extra_config={"cpu_bytes_to_use": 1 << 30})
     assert fingerprint(config, block_bytes=4096, revision="r") == fingerprint(other, block_bytes=4096, revision="r")
     assert fingerprint(config, block_bytes=8192, revision="r") != fingerprint(config, block_bytes=4096, revision="r")
+
+
+DIGEST = """
+import sys
+from vllm.config import ModelConfig
+from npu_kvconnector.fingerprint import settings_digest
+print(settings_digest(ModelConfig(model=sys.argv[1], skip_tokenizer_init=True, dtype="float32")))
+"""
+
+
+def test_how_an_engine_computes_is_in_it_wherever_the_model_lies(tmp_path: Path) -> None:
+    from vllm.config import ModelConfig
+
+    models.MAKERS["qwen3"](tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "copy")
+
+    def digest(folder: str = "model", quantization: str | None = None, **more: Any) -> str:
+        model = ModelConfig(model=str(tmp_path / folder), **{"skip_tokenizer_init": True, "dtype": "float32"} | more)
+        model.quantization = quantization  # without the device's consent, which wants kernels for it
+        return settings_digest(model)
+
+    stretched = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}
+    others = [{"hf_overrides": stretched}, {"hf_overrides": {"rms_norm_eps": 0.5}}, {"dtype": "bfloat16"}]
+    others.append({"quantization": "fp8"})
+    assert len({digest(), *(digest(**other) for other in others)}) == len(others) + 1
+    command = [sys.executable, "-c", DIGEST, str(tmp_path / "copy")]
+    there = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert there.stdout.split()[-1] == digest()
+    assert digest(max_model_len=64, seed=7, served_model_name="another") == digest()

@@ -22,6 +22,7 @@ from npu_kvconnector import CONNECTOR
 from npu_kvconnector.compat import recompute_failed_loads
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import UnsupportedError
+from npu_kvconnector.fingerprint import SETTINGS, settings_digest
 from npu_kvconnector.frame.scheduler import RecoveringScheduler
 from npu_kvconnector.frame.worker import RecoveringWorker
 
@@ -107,10 +108,8 @@ def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
     transfer = _transfer_config(vllm_config)
     options = OffloadConfig.parse(transfer.kv_connector_extra_config)
     framed = copy.copy(vllm_config)
-    framed.kv_transfer_config = dataclasses.replace(
-        transfer,
-        kv_connector_extra_config=options.for_vllm() | {"spec_name": _SPEC},
-    )
+    ours = {"spec_name": _SPEC, SETTINGS: settings_digest(vllm_config.model_config)}
+    framed.kv_transfer_config = dataclasses.replace(transfer, kv_connector_extra_config=options.for_vllm() | ours)
     framed.parallel_config = _with_name_of_executor(vllm_config)
     return framed
 

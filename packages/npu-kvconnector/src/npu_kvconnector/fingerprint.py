@@ -10,6 +10,8 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,18 @@ from npu_kvconnector.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vllm.config import ModelConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-__all__ = ["describe", "fingerprint", "weights_digest"]
+__all__ = ["SETTINGS", "describe", "fingerprint", "settings_digest", "weights_digest"]
+
+SETTINGS = "npu_kv_settings"
+"""Where the connector puts :func:`settings_digest` into ``kv_connector_extra_config``; no user may write it."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
+_NOT_OF_THE_MODEL = ("transformers_version", "torch_dtype")
+"""What a model's configuration says of the program that wrote it, or twice; names with a _ before them likewise."""
 _RANKS = ("tp_size", "pp_size", "pcp_size", "dcp_size", "world_size")
 
 
@@ -49,6 +57,7 @@ def describe(config: OffloadingConfig, *, block_bytes: int, revision: str = "") 
     portable = config.parallel.is_parallelism_agnostic or config.replicated_layout
     return {
         "weights": revision or weights_digest(config.model.name),
+        "settings": config.extra_config.get(SETTINGS, ""),
         "dtype": config.model.dtype,
         "groups": [[group.tokens_per_block, *group.layer_names] for group in config.groups],
         "tokens_per_hash": config.cache.tokens_per_hash,
@@ -59,6 +68,27 @@ def describe(config: OffloadingConfig, *, block_bytes: int, revision: str = "") 
         "canonical": config.canonical_layout,
         "layout": config.kv_cache_layout,
     }
+
+
+def settings_digest(model: ModelConfig | None) -> str:
+    """Return a digest of how an engine computes with weights: what it was told, not what their folder says.
+
+    It is the same in all processes of a server and after a restart, wherever the model lies: ``hf_overrides``,
+    quantisation when the weights are loaded and the like are in it, names of places are not.
+    """
+    if model is None:
+        return ""
+    said = {
+        "model": _plain(model.hf_config),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization or ""),
+        "quantization_config": _plain(model.quantization_config),
+        "disable_sliding_window": model.disable_sliding_window,
+    }
+    text = json.dumps(said, sort_keys=True)
+    if '"longrope"' in text:  # whose factors follow from it
+        text += str(model.max_model_len)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def weights_digest(model: str) -> str:
@@ -86,6 +116,27 @@ def weights_digest(model: str) -> str:
         msg = f"no weights were found in {model}: set revision in the tier's options to what names them"
         raise OptionError(msg)
     return digest.hexdigest()
+
+
+def _plain(value: object) -> object:
+    """Return a configuration as JSON can hold it, the same in each process: no order of sets, addresses or places."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to_dict"):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        kept = {str(key): each for key, each in value.items() if key not in _NOT_OF_THE_MODEL}
+        return {key: _plain(each) for key, each in kept.items() if not key.startswith("_")}
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_plain(each), sort_keys=True) for each in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    kind = value if isinstance(value, type) else type(value)
+    return str(value) if kind.__module__ == "torch" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _samples(path: Path) -> Iterable[bytes]:
