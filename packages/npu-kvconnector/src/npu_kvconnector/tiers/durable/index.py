@@ -95,13 +95,13 @@ class Index:
     """One LMDB environment. Reads take no lock; one process writes. An error is an ``lmdb.Error``."""
 
     def __init__(self, folder: Path, *, map_size: int = 0, readonly: bool = False) -> None:
-        """Open or make it; ``map_size`` is the most bytes that it may take."""
+        """Open or make it; ``map_size`` is the most bytes that it may take, which a reader learns from the file."""
         self.folder = folder
         if not readonly:
             make_folder(folder)
         self._environment = lmdb.open(
             os.fspath(folder),
-            map_size=map_size or 4 * 2**20,
+            map_size=0 if readonly else map_size or 4 * 2**20,
             max_dbs=len(_DATABASES),
             readonly=readonly,
             create=not readonly,
