@@ -2,7 +2,8 @@
 
 One engine run for each platform and model goes through: eight prompts one by one, more than the device's cache holds;
 the first ones again; two given up while they load; the same two once more; four at a time, which preempt each other;
-one whose load fails on the device. The first round of a prompt is what an engine without the connector computes.
+one whose load fails on the device; one under which the prefix cache is reset. The first round of a prompt is what an
+engine without the connector computes.
 """
 
 from __future__ import annotations
@@ -188,6 +189,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     rounds += [prompts[2:4], prompts[2:4], prompts[:4]]
     if case.platform == "npu" and case.devices == 1 and case.is_trusty:  # in this process, and there will be a load
         rounds.append({"prompts": prompts[5:6], "fault": "kernel=npu_ops::copy_pages@1"})
+        rounds.append({"prompts": prompts[6:7], "reset_after": 20})
     return {"asked": case, "prompts": prompts, **run_scenario(case, folder, rounds, abort=[10])}
 
 
@@ -225,12 +227,18 @@ def test_hits_and_bytes_are_counted(run: dict[str, Any]) -> None:
 
 
 def test_what_failed_was_computed_and_counted(run: dict[str, Any]) -> None:
-    if len(run["rounds"]) > 13:  # the last one met a fault of the device
+    if len(run["rounds"]) > 13:  # which met a fault of the device
         assert tokens(run, 13) == tokens(run, 5)
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[0:primary]"] > 0
     if not run["asked"].is_trusty:
         assert of_tiers(run, "tiering_chunk_hits") > run["metrics"]["vllm:kv_offload_tiering_chunk_hits[0:primary]"]
         assert run["metrics"]["vllm:kv_offload_recomputed_blocks[1:FlakyTier]"] > 0
+
+
+def test_a_reset_under_running_requests_changes_no_tokens(run: dict[str, Any]) -> None:
+    """They begin again in the step of the reset, with what the host's tier has of them."""
+    if len(run["rounds"]) > 14:
+        assert tokens(run, 14) == tokens(run, 6)
 
 
 def test_events_say_what_is_where(run: dict[str, Any]) -> None:

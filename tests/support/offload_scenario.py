@@ -3,8 +3,9 @@
 ``python offload_scenario.py scenario.json result.json``; the scenario holds ``engine`` (arguments of ``vllm.LLM``),
 ``rounds``, ``max_tokens`` and, optionally, ``abort`` (indices of rounds whose requests are aborted after the first
 step) and ``settle_seconds`` (which tiers have after a round to end what they store). A round is a list of prompts, each
-a list of token ids, or an object with these as ``prompts`` and maybe ``lora`` (a folder), ``salt`` and ``fault`` (of the
-npu device, as ``NPU_DEBUG`` has it; the engine must be in this process).
+a list of token ids, or an object with these as ``prompts`` and maybe ``lora`` (a folder), ``salt``, ``fault`` (of the npu
+device, as ``NPU_DEBUG`` has it; the engine must be in this process) and ``reset_after`` (steps, after which the prefix
+cache is reset under the running requests).
 Where the engine publishes KV events (``kv_events_config`` with an endpoint ``ipc://...``), the result holds them.
 """
 
@@ -36,7 +37,9 @@ def main(scenario_file: str, result_file: str) -> None:
     rounds = []
     for number, entry in enumerate(scenario["rounds"]):
         one = entry if isinstance(entry, dict) else {"prompts": entry}
-        if number in scenario.get("abort", ()):
+        if "reset_after" in one:
+            rounds.append(_reset(llm, sampling, **one))
+        elif number in scenario.get("abort", ()):
             rounds.append(_abort(llm, one["prompts"], sampling))
         else:
             rounds.append(_generate(llm, sampling, **one))
@@ -161,6 +164,21 @@ def _abort(llm: Any, prompts: list[list[int]], sampling: Any) -> list[dict[str, 
     while engine.has_unfinished_requests():
         engine.step()
     return []
+
+
+def _reset(llm: Any, sampling: Any, prompts: list[list[int]], reset_after: int) -> list[dict[str, Any]]:
+    """Return the tokens of requests under which the prefix cache was reset, in the order of their prompts."""
+    engine = llm.llm_engine
+    names = [f"reset-{index}" for index in range(len(prompts))]
+    for name, ids in zip(names, prompts, strict=True):
+        engine.add_request(name, {"prompt_token_ids": ids}, sampling)
+    for _ in range(reset_after):
+        engine.step()
+    assert llm.reset_prefix_cache(reset_running_requests=True)
+    found = {}
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: output for output in engine.step() if output.finished}
+    return [{"tokens": list(found[name].outputs[0].token_ids)} for name in names]
 
 
 if __name__ == "__main__":

@@ -78,5 +78,7 @@ def test_workers_and_tiers_are_told_whether_a_step_computes(tokens: int, monkeyp
     jobs = types.SimpleNamespace(load_jobs={}, store_jobs={}, jobs_to_flush=None)
     monkeypatch.setattr(OffloadingConnectorScheduler, "build_connector_meta", lambda *_: jobs)
     scheduler = RecoveringScheduler.__new__(RecoveringScheduler)
-    meta = scheduler.build_connector_meta(types.SimpleNamespace(total_num_scheduled_tokens=tokens))
+    meta = scheduler.build_connector_meta(
+        types.SimpleNamespace(total_num_scheduled_tokens=tokens, preempted_req_ids=None)
+    )
     assert meta.is_idle == Courtesy()._is_idle() == (tokens == 0)

@@ -6,10 +6,15 @@ must not be filled from a tier behind before the workers have read them to the e
 Note [Asked in every step]. While chunks are on their way, vLLM looks each of them up again in each step: of a prompt of
 8,192 tokens 512, some milliseconds of every other request's. So a request whose chunks are all on their way, and which
 waits for no tier's answer, is asked again only when chunks have arrived, or when that takes a hundredth of the time.
+
+Note [A reset under running requests]. It takes their places, and they are scheduled again in the same step: vLLM names
+them as preempted, though they may load by then. Of those it waits for stores, and ends the engine where it finds a
+load. A request that loads has no stores: vLLM lets it begin after them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,10 +74,17 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """Return what the workers are to do in this step."""
-        meta = super().build_connector_meta(scheduler_output)
+        meta = super().build_connector_meta(self._without_loading(scheduler_output))
         is_idle = scheduler_output.total_num_scheduled_tokens == 0
         note_step(is_idle=is_idle)
         return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle=is_idle)
+
+    def _without_loading(self, step: SchedulerOutput) -> SchedulerOutput:
+        """Return the step, in which no request is preempted that loads; see Note [A reset under running requests]."""
+        if not step.preempted_req_ids:
+            return step
+        loading = {job.req_id for job in self._jobs.values() if not job.is_store}
+        return dataclasses.replace(step, preempted_req_ids=step.preempted_req_ids - loading)
 
     def reset_cache(self) -> None:
         """Forget what the host tier holds; see Note [A reset while chunks are read]."""
