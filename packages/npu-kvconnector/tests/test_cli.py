@@ -38,6 +38,9 @@ def test_a_wrong_configuration_is_a_problem(config: str, capsys: pytest.CaptureF
     [
         ({"type": "durable", "path": "/x", "byte": 1}, "durable: unknown key 'byte' .* did you mean 'bytes'"),
         ({"type": "durable", "path": "x", "bytes": 1}, "durable: path must be the absolute name of a folder"),
+        ({"type": "durable", "path": "/x", "bytes": 1, "transport": "tcp"}, "durable: unknown key 'transport'"),
+        ({"type": "durable", "path": "/x", "bytes": 1, "namespace": 5}, "durable: namespace must be a text"),
+        ({"type": "remote", "url": 5}, "remote: url must be a text"),
         ({"type": "remote", "ur": "s3://bucket/kv"}, "remote: unknown key 'ur' .* did you mean 'url'"),
         pytest.param({"type": "durabel"}, "durabel: .*'durable'", marks=needs_vllm),
         pytest.param({"type": "Mine", "module_path": "no.such"}, "Mine: No module named 'no'", marks=needs_vllm),
@@ -52,6 +55,20 @@ def test_what_is_wrong_with_a_tier_is_a_problem_with_its_place(
     durable = {"type": "durable", "path": "/var/cache/npu-kv", "bytes": "100GiB"}
     assert main(["check", "--config", json.dumps({"secondary_tiers": [durable, tier]})]) == 1
     assert re.search(f"problem: --config: tier 2, {said}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"backpressure": {"backpressure_cls": "NoSuchDetector"}}, "has no class 'NoSuchDetector'"),
+        ({"backpressure": {"backpressure_cls": "no.such.Detector"}}, "'Detector' cannot be had"),
+        ({"eviction_policy": "Mine", "cache_policy_module_path": "no.such"}, "'Mine' cannot be had"),
+        ({"eviction_policy": "Mine", "cache_policy_module_path": "json"}, "json has no class 'Mine'"),
+    ],
+)
+@needs_vllm
+def test_a_class_that_is_not_there_is_a_problem(options: dict[str, Any], said: str) -> None:
+    assert said in "".join(check(json.dumps(options))["problems"])
 
 
 def test_two_tiers_of_the_documentation_are_no_problem() -> None:

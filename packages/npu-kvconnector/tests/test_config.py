@@ -58,7 +58,13 @@ def test_sizes(text: object, number: int) -> None:
     assert parse_bytes(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "4 gallons", "-1", None, True, 1.5, [1]])
+@pytest.mark.parametrize("options", [[], [1], "x", None])
+def test_what_is_no_object_is_refused(options: object) -> None:
+    with pytest.raises(OptionError, match="kv_connector_extra_config must be an object"):
+        OffloadConfig.parse(options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "4 gallons", "-1", None, True, 1.5, [1], "9" * 400, float("inf"), float("nan")])
 def test_wrong_sizes_are_refused(text: object) -> None:
     with pytest.raises(OptionError, match="cpu_bytes_to_use"):
         parse_bytes(text)
@@ -99,6 +105,9 @@ def test_unknown_keys_are_refused_with_the_nearest(key: str, hint: str) -> None:
         {"secondary_tiers": [{"root_dir": "/cache"}]},
         {"guard": {"failures": 0}},
         {"guard": {"failures": 1.5}},
+        {"guard": {"load_seconds": float("nan")}},
+        {"guard": {"store_seconds": float("inf")}},
+        {"guard": {"pending_share": 50}},
         {"guard": {"load_second": 1}},
         {"guard": 1},
     ],

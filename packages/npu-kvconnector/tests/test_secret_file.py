@@ -26,8 +26,9 @@ def test_a_secret_is_read_from_a_file_of_its_owner(tmp_path: Path) -> None:
     path.write_text("short")
     with pytest.raises(OptionError, match="openssl rand"):
         read_secret(str(path))
-    with pytest.raises(OptionError, match="cannot be read"):
-        read_secret(str(tmp_path / "none"))
+    for name in ("none", "a\0b"):
+        with pytest.raises(OptionError, match="cannot be read"):
+            read_secret(str(tmp_path / name))
     assert read_secret(None) == b""
 
 

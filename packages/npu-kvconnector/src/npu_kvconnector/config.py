@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Mapping
+from typing import Any
 
+from npu_kvconnector.checks import check_flags, check_number, check_texts
 from npu_kvconnector.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["REFUSED", "GuardConfig", "OffloadConfig", "parse_bytes"]
 
+_LEAST = sys.float_info.min  # above 0
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 REFUSED = {
@@ -49,11 +51,10 @@ class GuardConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            kinds = (int,) if field.name == "failures" else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
-                msg = f"guard: {field.name} must be a number above 0, not {value!r}"
-                raise OptionError(msg)
+            most = 1 if field.name == "pending_share" else math.inf
+            text = f"a number above 0{'' if math.isinf(most) else f', at most {most}'}"
+            name, is_whole = f"guard: {field.name}", field.name == "failures"
+            check_number(name, getattr(self, field.name), _LEAST, most=most, is_whole=is_whole, text=text)
 
     @classmethod
     def parse(cls, options: object) -> GuardConfig:
@@ -98,8 +99,8 @@ class OffloadConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        _check_flags(self)
-        _check_texts(self)
+        check_flags(self, "offload_prompt_only", "self_describing_kv_events", "canonical_layout")
+        check_texts(self, "eviction_policy", may_be_none=("cache_policy_module_path",))
         if self.blocks_per_chunk is not None and self.block_size is not None:
             msg = "blocks_per_chunk and block_size say the same twice; give one of them"
             raise OptionError(msg)
@@ -123,6 +124,9 @@ class OffloadConfig:
         Raises:
             OptionError: an unknown key (the message names the nearest one), or a value out of range.
         """
+        if not isinstance(extra_config, Mapping):
+            msg = f"kv_connector_extra_config must be an object, not {extra_config!r}"
+            raise OptionError(msg)
         for key in extra_config:
             if key in REFUSED:
                 msg = f"{key} is refused in kv_connector_extra_config: {REFUSED[key]}"
@@ -171,7 +175,11 @@ def parse_bytes(value: object, name: str = "cpu_bytes_to_use") -> int:
     if match is None:
         msg = f'{name} must be bytes or a size such as "4GiB", not {value!r}'
         raise OptionError(msg)
-    return int(float(match[1]) * _UNITS[match[2]])
+    number = float(match[1]) * _UNITS[match[2]]
+    if math.isinf(number):
+        msg = f"{name} must be a number of bytes that there can be, not {str(value)[:40]}..."
+        raise OptionError(msg)
+    return int(number)
 
 
 def _known(options: object, names: list[str], where: str) -> dict[str, Any]:
@@ -191,23 +199,5 @@ def _known(options: object, names: list[str], where: str) -> dict[str, Any]:
 def _check_numbers(config: OffloadConfig) -> None:
     for name in ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "store_threshold", "max_tracker_size"):
         value, least = getattr(config, name), 0 if name == "store_threshold" else 1
-        if value is None and name in {"blocks_per_chunk", "block_size"}:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            msg = f"{name} must be a whole number of at least {least}, not {value!r}"
-            raise OptionError(msg)
-
-
-def _check_flags(config: OffloadConfig) -> None:
-    for name in ("offload_prompt_only", "self_describing_kv_events", "canonical_layout"):
-        if not isinstance(getattr(config, name), bool):
-            msg = f"{name} must be true or false, not {getattr(config, name)!r}"
-            raise OptionError(msg)
-
-
-def _check_texts(config: OffloadConfig) -> None:
-    for name in ("eviction_policy", "cache_policy_module_path"):
-        value = getattr(config, name)
-        if not isinstance(value, str) and not (value is None and name == "cache_policy_module_path"):
-            msg = f"{name} must be a name, not {value!r}"
-            raise OptionError(msg)
+        if value is not None or name not in {"blocks_per_chunk", "block_size"}:
+            check_number(name, value, least, is_whole=True)

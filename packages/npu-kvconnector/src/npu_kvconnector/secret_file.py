@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import stat
 import threading
@@ -31,7 +32,9 @@ def read_secret(path: str | None, *, seconds: float = 30.0) -> bytes:
         )
         raise OptionError(msg) from error
     except OSError as error:
-        msg = f"secret_file={path} cannot be read: {error.strerror}; name a file made with openssl rand -hex 32"
+        msg = (
+            f"secret_file={path} cannot be read: {error.strerror or error}; name a file made with openssl rand -hex 32"
+        )
         raise OptionError(msg) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         msg = f"secret_file={path} can be read by others (mode {stat.S_IMODE(mode):o}); run chmod 600 {path}"
@@ -56,6 +59,8 @@ def _read_in_time(path: Path, seconds: float) -> tuple[int, bytes]:
             answers.put((path.stat().st_mode, path.read_bytes().strip()))
         except OSError as error:
             answers.put(error)
+        except ValueError as error:  # a NUL in the name
+            answers.put(OSError(errno.EINVAL, str(error)))
 
     # A daemon, so that the process can end meanwhile.
     threading.Thread(target=read, name="npu-kv-secret", daemon=True).start()

@@ -153,6 +153,28 @@ def test_bench_measures_and_cleans_up(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_more_than_the_disk_has_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tmp_path), "--total", "99999GiB"]) == 2
+    assert "lower --total" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls", "x", "--limit", "-3"], ["ls", "x", "--realm", "xyz"], ["stress", "x", "--rounds", "-1"]],
+)
+def test_arguments_out_of_range_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert arguments[2] in capsys.readouterr().err
+
+
+def test_json_says_what_went_wrong(run: Run, folder: Path) -> None:
+    code, report = run("gc", folder)
+    assert (code, list(report)) == (2, ["error"])
+
+
 def test_stress_refuses_what_is_there(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     assert run("stress", tmp_path, "--rounds", 1)[0] == 2
@@ -169,6 +191,9 @@ MIXED = QWEN | {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 
     [
         (QWEN, "auto", 2 * 28 * 8 * 128 * 2),
         (QWEN, "fp8", 2 * 28 * 8 * 128),
+        (QWEN, "fp8_e5m2", 2 * 28 * 8 * 128),
+        (QWEN, "fp8_per_token_head", 2 * 28 * 8 * (128 + 4)),
+        (QWEN, "int8_per_token_head", 2 * 28 * 8 * (128 + 4)),
         ({"text_config": QWEN | {"dtype": "float32"}}, "auto", 2 * 28 * 8 * 128 * 4),
         (DEEPSEEK, "auto", 27 * 576 * 2),
         (MIXED, "auto", 2 * 8 * 128 * 2),

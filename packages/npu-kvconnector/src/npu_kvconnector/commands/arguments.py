@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -12,7 +13,7 @@ from npu_kvconnector.config import parse_bytes
 from npu_kvconnector.errors import KVConnectorError, OptionError
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
 __all__ = ["arguments_of_stores", "run_command"]
 
@@ -22,25 +23,25 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 def arguments_of_stores(commands: Any) -> None:
     """Add the commands to a parser's subparsers."""
     command = _add(commands, "ls", _ls, "blocks of a store")
-    command.add_argument("--realm", default="", metavar="HEX", help="only those of realms that begin so")
-    command.add_argument("--limit", type=int, default=1000, help="most blocks to list (1000)")
+    _add_realm(command, "only those of realms that begin so")
+    command.add_argument("--limit", type=_at_least(0), default=1000, help="most blocks to list (1000)")
     _add(commands, "stat", _stat, "counts and bytes of a store, by realm")
     _add(commands, "verify", _verify, "read every block; 1 where one is damaged; a server may run")
     _add(commands, "scrub", _scrub, "read every block, give up damaged ones; 1 where there were any")
     command = _add(commands, "gc", _gc, "remove blocks")
     command.add_argument("--bytes", help='the coldest, down to so many bytes ("10GiB"); 0: all')
     command.add_argument("--older-than", metavar="TIME", help='stored before ("12h", "7d")')
-    command.add_argument("--realm", default="", metavar="HEX", help="of realms that begin so")
+    _add_realm(command, "of realms that begin so")
     command = _add(commands, "export", _export, "write blocks to a tar file")
     command.add_argument("file", type=Path, help="file to make")
-    command.add_argument("--realm", default="", metavar="HEX", help="only those of realms that begin so")
+    _add_realm(command, "only those of realms that begin so")
     command = _add(commands, "import", _import, "store the blocks of a tar file")
     command.add_argument("file", type=Path, help="file that export wrote")
     command.add_argument("--bytes", required=True, help="the most that the store may take")
     command = _add(commands, "bench", _bench, "speed of a store on a disk, against the disk and memory")
     command.add_argument("--total", default="256MiB", help="bytes a measurement")
     command = _add(commands, "stress", _stress, "kill a writer at random moments and check what it left")
-    command.add_argument("--rounds", type=int, default=25, help="how often (25)")
+    command.add_argument("--rounds", type=_at_least(1), default=25, help="how often (25)")
     command.add_argument("--seed", type=int, default=1)
     command = commands.add_parser("doctor", help="what tiers hold of a model, and whether they fit here")
     command.add_argument("--model", required=True, help="folder, or name in Hugging Face's cache")
@@ -56,6 +57,8 @@ def run_command(options: argparse.Namespace) -> int:
         report = options.run(options)
     except KVConnectorError as error:
         sys.stderr.write(f"npu-kv: {error}\n")
+        if options.json:
+            sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -70,6 +73,27 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
     command.add_argument("--json", action="store_true", help="print one JSON object, no progress")
     command.set_defaults(run=run)
     return command
+
+
+def _add_realm(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--realm", type=_hex, default="", metavar="HEX", help=text)
+
+
+def _hex(text: str) -> str:
+    if re.fullmatch("[0-9a-fA-F]*", text) is None:
+        msg = f"a realm is written in digits of base 16, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return text.lower()
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            msg = f"it must be a whole number of at least {least}, not {text!r}"
+            raise argparse.ArgumentTypeError(msg)
+        return int(text)
+
+    return read
 
 
 def _ls(options: argparse.Namespace) -> dict[str, Any]:

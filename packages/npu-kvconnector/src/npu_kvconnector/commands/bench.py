@@ -44,6 +44,9 @@ def bench(
         rows = [
             _measure(place, size, max(total // size, 1), direct=direct) for size in tqdm(sizes, disable=quiet or None)
         ]
+    except OSError as error:
+        msg = f"{folder} cannot be measured: {error.strerror or error}; lower --total, or name another disk"
+        raise OptionError(msg) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return {"past_the_page_cache": direct, "memory_copy": _memory(total), "checksum": _checksum(), "sizes": rows}

@@ -20,7 +20,7 @@ from npu_kvconnector.tiers.tcp.config import TCP_TIER, TcpConfig
 
 __all__ = ["bytes_per_token", "diagnose"]
 
-_BYTES = {"float32": 4, "float": 4, "fp8": 1, "fp8_e4m3": 1, "int8": 1}
+_SCALE_BYTES = 4  # of a token and head, in caches whose values have such scales
 
 
 def diagnose(model: str, config: str, *, kv_cache_dtype: str = "auto") -> dict[str, Any]:
@@ -72,7 +72,10 @@ def bytes_per_token(settings: dict[str, Any], kv_cache_dtype: str = "auto") -> i
     """
     text = settings.get("text_config", settings)
     dtype = kv_cache_dtype if kv_cache_dtype != "auto" else text.get("dtype") or text.get("torch_dtype") or "bfloat16"
-    size = _BYTES.get(str(dtype), 2)
+    size = 4 if str(dtype).startswith("float32") or dtype == "float" else 2
+    if str(dtype).startswith(("fp8", "int8")):
+        size = 1
+    scales = _SCALE_BYTES if str(dtype).endswith("_per_token_head") else 0
     try:
         layers = text["num_hidden_layers"]
         kinds = text.get("layer_types")
@@ -82,7 +85,7 @@ def bytes_per_token(settings: dict[str, Any], kv_cache_dtype: str = "auto") -> i
             return int(layers * (text["kv_lora_rank"] + text["qk_rope_head_dim"]) * size)
         heads = text["num_attention_heads"]
         width = text.get("head_dim") or text["hidden_size"] // heads
-        return int(2 * layers * (text.get("num_key_value_heads") or heads) * width * size)
+        return int(2 * layers * (text.get("num_key_value_heads") or heads) * (width * size + scales))
     except (KeyError, TypeError, ZeroDivisionError) as error:
         msg = f"the model's config.json does not say {error}: is it a text model?"
         raise OptionError(msg) from error

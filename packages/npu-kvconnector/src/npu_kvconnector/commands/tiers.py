@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from npu_kvconnector.errors import OptionError
@@ -16,24 +17,52 @@ if TYPE_CHECKING:
 
 __all__ = ["own_options", "tier_problems"]
 
-_OF_ANY_TIER = ("type", "transport", "module_path", "backpressure", "guard")
+_OF_ANY_TIER = ("type", "module_path", "backpressure", "guard")
+_BACK_PRESSURE = "vllm.v1.kv_offload.tiering.backpressure"
+"""Where vLLM looks for a class that is named without a module."""
 _OURS = {"durable": DurableConfig.parse, "remote": RemoteConfig.parse}
 
 
 def own_options(tier: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a tier without those that all tiers have."""
-    return {name: value for name, value in tier.items() if name not in _OF_ANY_TIER}
+    dropped = (*_OF_ANY_TIER, "transport") if tier["type"] in ("p2p", TCP_TIER) else _OF_ANY_TIER
+    return {name: value for name, value in tier.items() if name not in dropped}
 
 
 def tier_problems(options: OffloadConfig) -> list[str]:
     """Return what is wrong with tiers, each with its place in the list; nothing is opened."""
-    problems = []
+    problems = _missing_classes(options)
     for number, tier in enumerate(options.secondary_tiers, 1):
         try:
             _check(tier, options.guard)
         except OptionError as error:
             problems.append(f"tier {number}, {tier['type']}: {error}")
     return problems
+
+
+def _missing_classes(options: OffloadConfig) -> list[str]:
+    """Return which classes of eviction and back pressure cannot be had."""
+    classes = []
+    if options.cache_policy_module_path is not None and options.eviction_policy not in ("lru", "arc"):
+        classes.append((options.cache_policy_module_path, options.eviction_policy))
+    for said in (options.backpressure, *(tier.get("backpressure") for tier in options.secondary_tiers)):
+        for key in ("backpressure_cls", "policy_cls"):
+            if isinstance(said, dict) and isinstance(said.get(key), str):
+                module, _, name = said[key].rpartition(".")
+                classes.append((module or _BACK_PRESSURE, name))
+    return [problem for problem in map(_missing_class, dict.fromkeys(classes)) if problem]
+
+
+def _missing_class(where: tuple[str, str]) -> str:
+    """Return what is wrong with a class of a module, or nothing; nor where there is no vLLM, a problem of its own."""
+    module, name = where
+    if module.split(".")[0] == "vllm" and importlib.util.find_spec("vllm") is None:
+        return ""
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        return f"the class {name!r} cannot be had: {error}"
+    return "" if isinstance(found, type) else f"the module {module} has no class {name!r}"
 
 
 def _check(tier: Mapping[str, Any], guard: Mapping[str, Any]) -> None:

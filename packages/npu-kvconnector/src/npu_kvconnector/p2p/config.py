@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from npu_kvconnector.checks import check_number, check_texts
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.secret_file import read_secret
 
@@ -27,9 +28,8 @@ class P2PConfig:
     """Seconds for a handshake, and for the blocks of a request; then the prompt is computed here."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.deadline, bool) or not isinstance(self.deadline, (int, float)) or self.deadline <= 0:
-            msg = f"deadline must be a number of seconds above 0, not {self.deadline!r}"
-            raise OptionError(msg)
+        check_texts(self, "secret_file")
+        check_number("deadline", self.deadline, 0.001)
         if not all(isinstance(peer, str) and peer for peer in self.peers):
             msg = f'peers must be a list of names such as "10.0.0.7:5600" or "10.0.1.0/24", not {self.peers!r}'
             raise OptionError(msg)
@@ -49,7 +49,7 @@ class P2PConfig:
             msg = "NPUNixlConnector needs secret_file, the same on all servers: openssl rand -hex 32 > F; chmod 600 F"
             raise OptionError(msg)
         peers = extra_config.get("peers", ())
-        if isinstance(peers, str) or (is_consumer and not peers):
+        if not isinstance(peers, (list, tuple)) or (is_consumer and not peers):
             msg = 'peers must list the servers to read from, such as ["10.0.0.7:5600"] or ["10.0.1.0/24"]'
             raise OptionError(msg)
         values = {name: extra_config[name] for name in ("secret_file", "deadline") if name in extra_config}

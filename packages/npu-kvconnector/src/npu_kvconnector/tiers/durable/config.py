@@ -7,6 +7,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npu_kvconnector.checks import check_flags, check_number, check_texts
 from npu_kvconnector.config import parse_bytes
 from npu_kvconnector.errors import OptionError
 
@@ -50,17 +51,11 @@ class DurableConfig:
         if not isinstance(self.path, str) or not Path(self.path).is_absolute():
             msg = f"path must be the absolute name of a folder, not {self.path!r}"
             raise OptionError(msg)
-        for name in ("encrypt", "direct", "enable_kv_events"):
-            if not isinstance(getattr(self, name), bool):
-                msg = f"{name} must be true or false, not {getattr(self, name)!r}"
-                raise OptionError(msg)
-        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
-            msg = f"threads must be a whole number from 1 to 64, not {self.threads!r}"
-            raise OptionError(msg)
-        seconds = self.sync_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.1 <= seconds <= 60:
-            msg = f"sync_seconds must be a number from 0.1 to 60, not {seconds!r}"
-            raise OptionError(msg)
+        check_flags(self, "encrypt", "direct", "enable_kv_events")
+        check_texts(self, "namespace", "revision", "eviction_policy", "locality", may_be_none=("secret_file",))
+        check_number("threads", self.threads, 1, most=64, is_whole=True)
+        check_number("sync_seconds", self.sync_seconds, 0.1, most=60)
+        check_number("bytes", self.bytes, 1, is_whole=True)
         if self.eviction_policy not in {"lru", "arc"}:
             msg = f'eviction_policy must be "lru" or "arc", not {self.eviction_policy!r}'
             raise OptionError(msg)

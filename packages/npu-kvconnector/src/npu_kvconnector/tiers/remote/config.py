@@ -10,8 +10,9 @@ import difflib
 import ipaddress
 import os
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from npu_kvconnector.checks import check_flags, check_number, check_texts
 from npu_kvconnector.config import parse_bytes
 from npu_kvconnector.errors import OptionError
 
@@ -86,12 +87,10 @@ class RemoteConfig:
     """What KV events say: "REMOTE" or "LOCAL"."""
 
     def __post_init__(self) -> None:
+        check_flags(self, "hedge", "insecure", "enable_kv_events")
+        check_texts(self, "url", "namespace", "revision", may_be_none=("secret_file", "ca_file"))
         for name, (kind, lowest) in _NUMBERS.items():
-            value = getattr(self, name)
-            allowed = (int, float) if kind is float else (int,)
-            if isinstance(value, bool) or not isinstance(value, allowed) or value < lowest:
-                msg = f"{name} must be a number of at least {lowest}, not {value!r}"
-                raise OptionError(msg)
+            check_number(name, getattr(self, name), lowest, is_whole=kind is int)
         choices = {"codec": CODECS, "credentials": ("environment", "boto3"), "locality": ("REMOTE", "LOCAL")}
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -100,8 +99,10 @@ class RemoteConfig:
         if self.busy_share > 1:
             msg = f"busy_share must be a part of one core, at most 1, not {self.busy_share!r}"
             raise OptionError(msg)
-        if self.ttl is not None and (isinstance(self.ttl, bool) or not self.ttl > 0):
-            msg = f"ttl must be a number of seconds above 0, not {self.ttl!r}"
+        if self.ttl is not None:
+            check_number("ttl", self.ttl, 0.001)
+        if not isinstance(self.store_options, dict):
+            msg = f"store_options must be an object, not {self.store_options!r}"
             raise OptionError(msg)
         _check_url(self)
         _refuse_secrets(self.store_options)
@@ -126,7 +127,7 @@ class RemoteConfig:
         values = dict(options)
         for name in ("pack_bytes", "pending_bytes"):
             if name in values:
-                values[name] = parse_bytes(values[name])
+                values[name] = parse_bytes(values[name], name)
         return cls(**values)
 
     @property
@@ -149,7 +150,7 @@ def password_of_valkey() -> str | None:
 
 def _check_url(config: RemoteConfig) -> None:
     """Refuse unknown schemes, passwords, and what would go over a network in the clear."""
-    parts = urlsplit(config.url)
+    parts = _split(config.url)
     known = (*_OBJECT_SCHEMES, *KEY_VALUE_SCHEMES)
     if parts.scheme not in known:
         msg = f"the remote tier's url must begin with one of {', '.join(f'{name}://' for name in known)}"
@@ -157,17 +158,34 @@ def _check_url(config: RemoteConfig) -> None:
     if parts.scheme == "file" and not config.url.startswith("file:///"):
         msg = f"url={config.url} must name a folder by its absolute path, as in file:///var/cache/npu-kv"
         raise OptionError(msg)
-    if parts.password is not None or "password" in parts.query:
-        msg = "the remote tier's url holds a password, which logs would show: set VALKEYCLI_AUTH instead"
-        raise OptionError(msg)
     endpoints = [str(value) for key, value in config.store_options.items() if "endpoint" in key]
-    plain = [url for url in endpoints if urlsplit(url).scheme == "http"]
+    if any(_holds_secret(_split(url)) for url in (config.url, *endpoints)):
+        msg = (
+            "the remote tier's url or endpoint holds a password or a key, which logs would show: set VALKEYCLI_AUTH, "
+            "or what the store's own tools read, instead"
+        )
+        raise OptionError(msg)
+    plain = [url for url in endpoints if _split(url).scheme == "http"]
     if KEY_VALUE_SCHEMES.get(parts.scheme) == "valkey":
         plain.append(config.url)
     for url in plain:
         if not config.insecure and not _is_loopback(urlsplit(url).hostname):
             msg = f"{url} is not encrypted: use https:// or valkeys://, or set insecure to true in a network you trust"
             raise OptionError(msg)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        msg = f"the remote tier's url or endpoint cannot be read ({error}): write it as s3://bucket/prefix"
+        raise OptionError(msg) from error
+
+
+def _holds_secret(url: SplitResult) -> bool:
+    """Return whether a URL has a password, or a parameter such as a signature that lets its holder in."""
+    names = [name.lower() for name, _ in parse_qsl(url.query, keep_blank_values=True)]
+    return url.password is not None or any(word in name for name in names for word in (*_SECRET_WORDS, "sig"))
 
 
 def _is_loopback(host: str | None) -> bool:

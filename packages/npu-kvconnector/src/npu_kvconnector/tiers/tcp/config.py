@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from typing import TYPE_CHECKING, Any
 
+from npu_kvconnector.checks import check_number, check_texts
 from npu_kvconnector.config import parse_bytes
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.p2p.config import P2PConfig
@@ -25,12 +27,12 @@ _OF_ANY_TIER = ("type", "transport", "guard", "backpressure")
 _HIGHEST_PORT = 65_535
 _LOAD_SECONDS = 30.0  # for all blocks of a prompt; each part of them has its deadline
 _ANYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104  # refused below
-_NUMBERS: dict[str, tuple[type, float]] = {
-    "port": (int, 1),
-    "bytes": (int, 1),
-    "pending_bytes": (int, 1),
-    "unbound_store_timeout_s": (float, 0.1),
-    "num_threads": (int, 1),
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "port": (int, 1, _HIGHEST_PORT),
+    "bytes": (int, 1, math.inf),
+    "pending_bytes": (int, 1, math.inf),
+    "unbound_store_timeout_s": (float, 0.1, math.inf),
+    "num_threads": (int, 1, 64),
 }
 
 
@@ -63,24 +65,14 @@ class TcpConfig:
 
     def __post_init__(self) -> None:
         _ = self.access  # checks secret_file, peers and deadline
-        for name, (kind, lowest) in _NUMBERS.items():
+        check_texts(self, "secret_file", "namespace", "revision", may_be_none=("host",))
+        for name, (kind, lowest, most) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is None and name == "port":
-                continue
-            allowed = (int, float) if kind is float else (int,)
-            if isinstance(value, bool) or not isinstance(value, allowed) or value < lowest:
-                msg = f"{name} must be a number of at least {lowest}, not {value!r}"
-                raise OptionError(msg)
-        if self.port is not None and self.port > _HIGHEST_PORT:
-            msg = f"port must be at most {_HIGHEST_PORT}, not {self.port}"
-            raise OptionError(msg)
+            if value is not None or name != "port":
+                check_number(name, value, lowest, most=most, is_whole=kind is int)
         if self.host in _ANYWHERE:
             msg = f"host is what peers are told to dial, which {self.host} is not: name this server's address"
             raise OptionError(msg)
-        for name in ("secret_file", "host", "namespace", "revision"):
-            if not isinstance(getattr(self, name), str) and not (name == "host" and self.host is None):
-                msg = f"{name} must be a text, not {getattr(self, name)!r}"
-                raise OptionError(msg)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> TcpConfig:
@@ -109,10 +101,11 @@ class TcpConfig:
         for name in ("bytes", "pending_bytes"):
             if name in values:
                 values[name] = parse_bytes(values[name], name)
-        if isinstance(values.get("peers"), str):
-            msg = f'peers must be a list of names such as "10.0.0.7:5710", not {values["peers"]!r}'
+        peers = values.get("peers", ())
+        if not isinstance(peers, (list, tuple)):
+            msg = f'peers must be a list of names such as "10.0.0.7:5710", not {peers!r}'
             raise OptionError(msg)
-        values["peers"] = tuple(values.get("peers", ()))
+        values["peers"] = tuple(peers)
         return cls(**values)
 
     @property
