@@ -60,8 +60,8 @@ def main(root: Path, numbers: range, every: int) -> Found:
     return found
 
 
-def prove_in_fork(*arguments: str) -> bool:
-    """Return whether the probe ends well, in a fork of this process."""
+def prove_in_fork(*arguments: str) -> int:
+    """Return the probe's exit code, of a fork of this process."""
     child = os.fork()
     if child == 0:
         code = _RAISED
@@ -70,7 +70,7 @@ def prove_in_fork(*arguments: str) -> bool:
             code = probe.main(list(arguments))
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def one_run(folder: Path, kind: str, number: int, every: int, found: Found) -> None:
@@ -134,8 +134,16 @@ def store_blocks(folder: Path, notes: int, seed: int) -> bool:
             pending -= note_evicted(store, notes, number + 1)
         if not read_one(store, notes, chance.randrange(number + 1), pending):
             return False
-    store.close()
+    close(store, notes)
     return True
+
+
+def close(store: DurableStore, notes: int) -> None:
+    """Close a store; where that costs blocks, note all as gone: it names none any more."""
+    evicted = store.evicted
+    store.close()
+    if store.evicted > evicted:
+        note_evicted(store, notes, _BLOCKS)
 
 
 def read_one(store: DurableStore, notes: int, number: int, pending: set[int]) -> bool:

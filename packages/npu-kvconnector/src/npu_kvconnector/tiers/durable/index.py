@@ -7,12 +7,17 @@ it was given up) and ``meta``. LMDB keeps no checksums, so each entry has one of
 Note [A page of before]. Where a disk loses the write of a page, what it gives back is an older one: whole, each entry
 with its checksum, and without the newest blocks. So ``meta`` keeps the sum of what the last transaction left, which is
 the XOR of digests of all records of ``blocks``, ``segments`` and ``meta`` itself.
+
+Note [Room for the lock]. LMDB writes to its table of readers as to memory, in a file of holes. Where a disk has no room
+for them, that ends the process (SIGBUS). So the room is taken before LMDB opens the file, and not through a descriptor
+where it is there already: to close one would give up the locks that this process has on the file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import struct
@@ -21,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lmdb
 import xxhash
 
-from npu_kvconnector.tiers.durable.files import make_folder
+from npu_kvconnector.tiers.durable.disk_errors import is_full
+from npu_kvconnector.tiers.durable.files import make_folder, open_file
 from npu_kvconnector.tiers.durable.segments import Place
 
 if TYPE_CHECKING:
@@ -34,6 +40,9 @@ _ENTRY = struct.Struct("<QQQQQ16sdQQ")
 _PLACE = struct.Struct(">QQ")  # big-endian: LMDB sorts bytes
 _NUMBER = struct.Struct(">Q")
 _SUM = b"sum"
+_READERS = 512
+_LOCK_BYTES = 40_960
+"""Of LMDB's table of so many readers: 64 bytes each and what goes before them, in whole pages."""
 _DATABASES = (b"blocks", b"places", b"segments", b"realms", b"marks", b"meta")
 
 
@@ -95,10 +104,15 @@ class Index:
     """One LMDB environment. Reads take no lock; one process writes. An error is an ``lmdb.Error``."""
 
     def __init__(self, folder: Path, *, map_size: int = 0, readonly: bool = False) -> None:
-        """Open or make it; ``map_size`` is the most bytes that it may take, which a reader learns from the file."""
+        """Open or make it; ``map_size`` is the most bytes that it may take, which a reader learns from the file.
+
+        Raises:
+            OSError: there is no room for it.
+        """
         self.folder = folder
         if not readonly:
             make_folder(folder)
+        _take_room(folder / "lock.mdb")
         self._environment = lmdb.open(
             os.fspath(folder),
             map_size=0 if readonly else map_size or 4 * 2**20,
@@ -106,7 +120,7 @@ class Index:
             readonly=readonly,
             create=not readonly,
             mode=0o600,
-            max_readers=512,
+            max_readers=_READERS,
         )
         try:
             self._environment.reader_check()
@@ -280,3 +294,26 @@ class Index:
         data = transaction.get(name, db=self._blocks)
         entry = None if data is None else decode_entry(name, data)
         return 0 if entry is None else entry.place.size
+
+
+def _take_room(lock: Path) -> None:
+    """Have the disk keep room for LMDB's lock; see Note [Room for the lock].
+
+    Raises:
+        OSError: it has none, or fails.
+    """
+    if lock.exists() and lock.stat().st_blocks * 512 >= _LOCK_BYTES:
+        return
+    try:
+        descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if is_full(error):
+            raise
+        return  # a reader that may not write there: LMDB says more
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:  # a filesystem that keeps no room
+            raise
+    finally:
+        os.close(descriptor)

@@ -160,12 +160,13 @@ class StoreReader:
 
     def _open_index(self) -> Index:
         folder = newest_index(self.folder)
-        if folder is None or not probe.is_readable(folder):
-            msg = f"the index of the store in {self.folder} cannot be read; start a server on it, which makes it again"
-            raise StoreError(msg)
         try:
+            if folder is None or not probe.is_readable(folder):
+                hint = "start a server on it, which makes it again"
+                msg = f"the index of the store in {self.folder} cannot be read; {hint}"
+                raise StoreError(msg)
             return Index(folder, readonly=True)
-        except lmdb.Error as error:
+        except (OSError, lmdb.Error) as error:
             msg = f"the index of the store in {self.folder} cannot be opened: {error}"
             raise StoreError(msg) from error
 

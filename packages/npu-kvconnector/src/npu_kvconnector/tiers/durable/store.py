@@ -4,6 +4,10 @@ Note [A failed fdatasync]. After one, the kernel may call pages clean that never
 succeed and mean nothing. What was appended since the last commit is therefore given up, its segment gets no more
 records, and the next block goes into a new one. An index that cannot be written ends the writer: what is there stays
 readable.
+
+Note [A full disk]. Others fill it, too. A transaction of the index needs new pages, one that gives room back as well.
+So where there are none, the file of the coldest segment goes first, and then the index forgets it. Who reads meanwhile,
+or after a crash in between, finds no file, which is a miss.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lmdb
 
 from npu_kvconnector.errors import IntegrityError, OptionError, StoreError
+from npu_kvconnector.tiers.durable.disk_errors import is_full, way_out
 from npu_kvconnector.tiers.durable.envelope import Header, record_bytes
 from npu_kvconnector.tiers.durable.eviction import POLICIES
 from npu_kvconnector.tiers.durable.files import PAGE, make_folder, open_file, page_buffer, write_whole
@@ -33,9 +38,10 @@ from npu_kvconnector.tiers.durable.index import Batch, Entry, Index
 from npu_kvconnector.tiers.durable.reader import FORMAT, StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index, recover
 from npu_kvconnector.tiers.durable.segments import SegmentReader, SegmentWriter, segment_path
+from npu_kvconnector.tiers.durable.sizes import map_bytes, segment_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from npu_kvconnector.tiers.durable.segments import Place
@@ -45,11 +51,11 @@ __all__ = ["COMMIT_SECONDS", "DurableStore", "Record", "StoreBusyError", "lock_s
 COMMIT_SECONDS = 0.5
 """A block is made durable at most this long after it came, however late it was appended."""
 _COMMIT_BYTES = 64 * 2**20
+_PENDING_SHARE = 4096  # bytes of the index for a block of a transaction, at least
 _WRITE_BYTES = 16 * 2**20  # of one call
-_LARGEST_SEGMENT = 256 * 2**20
 _MOST_DELAYS = 65_536  # that are kept until somebody takes them
-_FULL = 0.7  # of the index, which needs free pages to remove anything
-_SHARES = 16  # segments that a store is made of, at least
+_FULL = 0.3  # of the index: a transaction may write each page anew, and those of the one before are not free yet
+_TRIES = 3  # to write the index, on a disk that others fill
 
 
 class Record(NamedTuple):
@@ -91,9 +97,9 @@ def lock_store(folder: Path) -> int:
                 raise OptionError(msg)
         descriptor = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        hint = _way_out(error) or "; name a folder that this user may write"
+        hint = way_out(error) or "; name a folder that this user may write"
         msg = f"path={folder} cannot be used: {error.strerror or error}{hint}"
-        raise (StoreFullError if _is_full(error) else OptionError)(msg) from error
+        raise (StoreFullError if is_full(error) else OptionError)(msg) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -140,9 +146,10 @@ class DurableStore(StoreReader):
         self._delays: collections.deque[float] = collections.deque(maxlen=_MOST_DELAYS)
         self.failure: str | None = None
         self._heat = POLICIES[eviction_policy]()
-        self._map_size = min(max(quota // 128 // PAGE * PAGE, 4 * 2**20), 4 * 2**30)
+        self._map_size = map_bytes(quota, block_bytes)
+        self._most_pending = self._map_size // _PENDING_SHARE
         self._budget = quota - self._map_size
-        self._segment_bytes = _segment_bytes(self._budget, block_bytes, quota)
+        self._segment_bytes = segment_bytes(self._budget, block_bytes, quota)
         self._lock_descriptor = lock_store(folder)
         try:
             make_folder(folder / "segments")
@@ -151,8 +158,8 @@ class DurableStore(StoreReader):
             super().__init__(folder, direct=direct)
         except (OSError, lmdb.Error) as error:
             os.close(self._lock_descriptor)
-            msg = f"the store in {folder} cannot be opened: {error}{_way_out(error)}"
-            raise (StoreFullError if _is_full(error) else StoreError)(msg) from error
+            msg = f"the store in {folder} cannot be opened: {error}{way_out(error)}"
+            raise (StoreFullError if is_full(error, folder) else StoreError)(msg) from error
         except BaseException:
             os.close(self._lock_descriptor)
             raise
@@ -188,20 +195,16 @@ class DurableStore(StoreReader):
         left = [record for record in {record.name: record for record in records}.values() if record.name not in self]
         count = len(left)
         now = time.monotonic()
-        with self._writing:
-            try:
-                while left:
-                    stored = self._append([(_header(record), record.payload) for record in left])
-                    with self._lock:
-                        self._came += [now if record.came < 0 else record.came for record in left[:stored]]
-                    self._wake.set()
-                    self.stored += stored
-                    left = left[stored:]
-                    if self._pending_bytes >= _COMMIT_BYTES:
-                        self._commit()
-            except (OSError, lmdb.Error) as error:
-                msg = f"a block could not be stored in {self.folder}: {error}{_way_out(error)}"
-                raise StoreError(msg) from error
+        with self._writing, self._as_store_error("a block could not be stored"):
+            while left:
+                stored = self._append([(_header(record), record.payload) for record in left])
+                with self._lock:
+                    self._came += [now if record.came < 0 else record.came for record in left[:stored]]
+                self._wake.set()
+                self.stored += stored
+                left = left[stored:]
+                if self._pending_bytes >= _COMMIT_BYTES or len(self._batch.puts) >= self._most_pending:
+                    self._commit()
         return count
 
     def describe_realm(self, realm: bytes, about: dict[str, Any]) -> None:
@@ -221,35 +224,42 @@ class DurableStore(StoreReader):
         Raises:
             StoreError: that failed; what was stored since the last commit is gone.
         """
-        with self._writing:
-            try:
-                self._commit()
-            except (OSError, lmdb.Error) as error:
-                msg = f"blocks could not be made durable in {self.folder}: {error}"
-                raise StoreError(msg) from error
+        with self._writing, self._as_store_error("blocks could not be made durable"):
+            self._commit()
 
     def forget_realm(self, realm: bytes | None, older_than: float = float("inf")) -> int:
         """Remove blocks of a realm (None: of all) stored before a time; return their number.
 
-        Their space is given back when their segments go, which are then the first to.
+        Their space is given back when their segments go, which are then the first to; :meth:`shrink` drops those with
+        no other blocks.
         """
         self.commit()
-        with self._writing:
+        with self._writing, self._as_store_error("blocks could not be removed"):
             chosen = [
                 (name, entry)
                 for name, entry in self._index.entries()
                 if realm in {None, entry.realm} and entry.stored_at < older_than
             ]
+            forgotten = self._index.forget(name for name, _ in chosen)
             for _, entry in chosen:
                 self._heat.remove(entry)
-            return self._index.forget(name for name, _ in chosen)
+            return forgotten
 
     def shrink(self, quota: int) -> int:
-        """Drop segments until the files take no more than ``quota`` bytes; return the bytes given back."""
+        """Drop segments without blocks, then others until the files take no more than ``quota`` bytes.
+
+        Returns:
+            The bytes given back.
+
+        Raises:
+            StoreError: the index cannot be written.
+        """
         self.commit()
-        with self._writing:
+        with self._writing, self._as_store_error("room could not be made"):
             self._seal()
             before = self.bytes_on_disk()
+            for number in [number for number in self._sizes if not self._index.held_by(number)]:
+                self._drop(number)
             while self.bytes_on_disk() > quota and self._drop_coldest(keep=None):
                 pass
             return before - self.bytes_on_disk()
@@ -296,6 +306,14 @@ class DurableStore(StoreReader):
             super().close()
             os.close(self._lock_descriptor)
 
+    @contextlib.contextmanager
+    def _as_store_error(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, lmdb.Error) as error:
+            msg = f"{what} in {self.folder}: {error}{way_out(error)}"
+            raise StoreError(msg) from error
+
     # --- stores -----------------------------------------------------------------------------------------------------
 
     def _append(self, records: Sequence[tuple[Header, memoryview]], used_tick: int | None = None) -> int:
@@ -341,9 +359,10 @@ class DurableStore(StoreReader):
     def _begin_segment(self) -> None:
         """Make room, begin a new segment, and bring into it what is hot of the one to go next."""
         self._seal()
-        while self.bytes_on_disk() + self._segment_bytes > self._budget or self._index.fill() > _FULL:
+        while self.bytes_on_disk() + self._segment_bytes > self._budget:
             if not self._drop_coldest(keep=None):
                 break
+        self._empty_index()
         number = self._next_segment
         self._next_segment += 1
         folder, size = self._segments_folder, self._segment_bytes
@@ -358,6 +377,14 @@ class DurableStore(StoreReader):
         self._sizes[number] = size
         if self.bytes_on_disk() + size > self._budget:
             self._empty_coldest()
+
+    def _empty_index(self) -> None:
+        """Leave the index the pages that its next transactions need."""
+        while self._index.fill() > _FULL:
+            victim = self._heat.coldest(self._sizes, keep=self._active.number if self._active is not None else None)
+            if victim is None:
+                return
+            self._drop(victim)
 
     def _empty_coldest(self) -> None:
         """Carry over what is hot of the coldest segment, then drop that."""
@@ -412,20 +439,55 @@ class DurableStore(StoreReader):
 
     def _drop(self, number: int) -> None:
         """Remove a segment: from the index first, so that it never names what is gone."""
+        try:
+            self._write_index(Batch(dropped=[number]))
+        except lmdb.Error as error:
+            self.failure = f"the index cannot be written ({error})"
+            raise
+
+    # --- commits ----------------------------------------------------------------------------------------------------
+
+    def _write_index(self, batch: Batch) -> None:
+        """Change the index, and remove the segments that are dropped; see Note [A full disk]."""
+        for left in reversed(range(_TRIES)):
+            held = {number: self._index.held_by(number) for number in batch.dropped if number in self._sizes}
+            try:
+                self._index.commit(batch)
+                break
+            except lmdb.Error as error:
+                if not (left and is_full(error, self.folder) and self._unlink_for_room(batch)):
+                    raise
+        for number, entries in held.items():
+            self._note_dropped(number, entries)
+
+    def _unlink_for_room(self, batch: Batch) -> bool:
+        """Remove the files of what the batch drops, or else let it drop the coldest; return whether one is gone."""
+        there = [number for number in batch.dropped if number in self._sizes]
+        if not there:
+            victim = self._heat.coldest(self._sizes, keep=self._active.number if self._active is not None else None)
+            if victim is None:
+                return False
+            batch.dropped.append(victim)
+            there = [victim]
+        for number in there:
+            entries = self._index.held_by(number)
+            with self._lock:
+                self._bad |= {name: entry.place for name, entry in entries}  # the index names them still
+            self._note_dropped(number, entries)
+        return True
+
+    def _note_dropped(self, number: int, entries: list[tuple[bytes, Entry]]) -> None:
         with self._lock:
             self._sizes.pop(number, None)
             for name in [name for name, entry in self._uses.items() if entry.place.segment == number]:
                 del self._uses[name]
-        before, entries = len(self._index), self._index.held_by(number)
-        self._index.commit(Batch(dropped=[number]))
-        self.evicted += before - len(self._index)
+        self.evicted += len(entries)
         self._heat.drop(number, entries)
         segment_path(self._segments_folder, number).unlink(missing_ok=True)
 
-    # --- commits ----------------------------------------------------------------------------------------------------
-
     def _commit(self) -> None:
         """Make the batch durable; see the notes. The caller holds ``_writing``."""
+        self._empty_index()
         with self._lock:
             batch, self._batch = self._batch, Batch()
             self._committing = batch
@@ -441,7 +503,7 @@ class DurableStore(StoreReader):
                 # Of a new segment without blocks too: a start removes those below `next_segment` that are not named.
                 batch.segments[self._active.number] = self._active.used
             batch.meta = {"tick": self._tick, "next_segment": self._next_segment}
-            self._index.commit(dataclasses.replace(batch, puts={**uses, **batch.puts}))
+            self._write_index(dataclasses.replace(batch, puts={**uses, **batch.puts}))
             now = time.monotonic()
             with self._lock:
                 self._delays.extend(now - one for one in came)
@@ -535,29 +597,3 @@ def _header(record: Record) -> Header:
     size = len(record.payload)
     stored = (record.block_bytes or size, record.codec, time.time())
     return Header(0, 0, record.realm, record.name, size, *stored)
-
-
-def _is_full(error: Exception) -> bool:
-    """Say whether the disk, or this user's part of it, has no room; LMDB has an error of its own for that."""
-    return isinstance(error, lmdb.DiskError) or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}
-
-
-def _way_out(error: Exception) -> str:
-    """Return what to do about an error of the system, to be said behind it."""
-    number = error.errno if isinstance(error, OSError) else None
-    if _is_full(error):
-        return "; make room on that disk, or name a path on another one"
-    if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return "; let the user of the server write there, or name another path"
-    return ""
-
-
-def _segment_bytes(budget: int, block_bytes: int, quota: int) -> int:
-    """Return the bytes of a segment: a sixteenth of the store, but room for four blocks, and no more than 256 MiB."""
-    record = record_bytes(block_bytes)
-    size = min(max(budget // _SHARES, PAGE + 4 * record), max(_LARGEST_SEGMENT, PAGE + 4 * record)) // PAGE * PAGE
-    if budget < 3 * size:
-        least = 3 * (PAGE + 4 * record) + 8 * 2**20
-        msg = f"bytes={quota} is too little for blocks of {block_bytes} bytes; give the tier at least {least}"
-        raise OptionError(msg)
-    return size
