@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import tarfile
 from typing import TYPE_CHECKING, Any
 
+import lmdb
 import pytest
 
 from npu_kvconnector.cli import main
 from npu_kvconnector.commands.doctor import bytes_per_token
 from npu_kvconnector.errors import OptionError
+from npu_kvconnector.tiers.durable.index import Batch, Index
+from npu_kvconnector.tiers.durable.segments import SegmentWriter
 from npu_kvconnector.tiers.durable.store import DurableStore
 
 if TYPE_CHECKING:
@@ -92,8 +97,61 @@ def test_gc_removes_what_is_named(folder: Path, run: Run) -> None:
     assert run("gc", folder, "--older-than", "1h")[1]["removed"] == 0
     assert run("gc", folder, "--realm", OTHER.hex())[1]["removed"] == 10
     assert run("stat", folder)[1]["blocks"] == 20
-    code, report = run("gc", folder, "--bytes", 0)
+    assert not run("gc", folder, "--older-than", "1h")[1]["bytes_given_back"]
+    code, report = run("gc", folder, "--older-than", "0s")
     assert (code, report["removed"], report["bytes"]) == (0, 20, 0)
+    assert report["bytes_given_back"] > 20 * 10_000
+    assert not list((folder / "segments").iterdir())
+
+
+def test_gc_removes_the_coldest(folder: Path, run: Run) -> None:
+    code, report = run("gc", folder, "--bytes", 0)
+    assert (code, report["removed"], report["bytes"]) == (0, 30, 0)
+
+
+@pytest.mark.parametrize("failing", ["index", "segment"])
+@pytest.mark.parametrize("command", ["import", "scrub"])
+def test_what_was_not_made_durable_is_no_success(
+    command: str, failing: str, folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (command, failing) == ("scrub", "segment"):
+        pytest.skip("nothing is written to a segment")
+    assert run("export", folder, tmp_path / "blocks.tar")[0] == 0
+    commit = Index.commit
+
+    def fail(index: Index, batch: Batch) -> None:
+        if batch.puts or batch.forgets:
+            raise lmdb.CorruptedError
+        commit(index, batch)
+
+    def fail_sync(_: SegmentWriter) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    damage(folder)
+    with monkeypatch.context() as patch:
+        if failing == "index":
+            patch.setattr(Index, "commit", fail)
+        else:
+            patch.setattr(SegmentWriter, "sync", fail_sync)
+        if command == "scrub":
+            assert run("scrub", folder)[0] == 2
+        else:
+            assert run("import", tmp_path / "target", tmp_path / "blocks.tar", "--bytes", "16MiB")[0] == 2
+
+
+def test_an_export_that_fails_leaves_no_file(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        code, report = run("export", folder, tmp_path / "blocks.tar")
+    assert code == 2
+    assert "make room" in report["error"]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert run("export", folder, tmp_path / "blocks.tar")[0] == 0
 
 
 def test_blocks_travel_in_a_file(folder: Path, run: Run, tmp_path: Path) -> None:
@@ -118,6 +176,12 @@ def test_a_file_that_is_no_archive_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(random.Random(1).randbytes(5000))
     assert run("import", tmp_path / "store", tmp_path / "noise", "--bytes", "16MiB")[0] == 2
     (tmp_path / "about").write_text('{"realms": {}, "largest": 100}')
+    (tmp_path / "endless").write_text('{"realms": {}, "largest": Infinity}')
+    with tarfile.open(tmp_path / "endless.tar", "w") as tar:
+        tar.add(tmp_path / "endless", "npu-kv.json")
+    assert run("import", tmp_path / "store", tmp_path / "endless.tar", "--bytes", "16MiB")[0] == 2
+    for path in (tmp_path / "endless", tmp_path / "endless.tar"):
+        path.unlink()
     with tarfile.open(tmp_path / "strange.tar", "w") as tar:
         tar.add(tmp_path / "about", "npu-kv.json")
         tar.add(tmp_path / "noise", "../../noise")
@@ -140,8 +204,6 @@ def test_a_store_in_use_is_not_scrubbed(folder: Path, capsys: pytest.CaptureFixt
     lock = lock_store(folder)
     assert main(["scrub", str(folder)]) == 2
     assert "another process writes" in capsys.readouterr().err
-    import os
-
     os.close(lock)
 
 

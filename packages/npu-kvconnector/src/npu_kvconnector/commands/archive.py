@@ -6,17 +6,21 @@ secret. Blocks that are encrypted stay so.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import tarfile
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from npu_kvconnector.errors import IntegrityError, KVConnectorError, OptionError, StoreError
+from npu_kvconnector.commands.stores import settle
+from npu_kvconnector.errors import IntegrityError, KVConnectorError, OptionError
 from npu_kvconnector.tiers.durable import envelope
-from npu_kvconnector.tiers.durable.files import PAGE, open_file, page_buffer
+from npu_kvconnector.tiers.durable.disk_errors import way_out
+from npu_kvconnector.tiers.durable.files import PAGE, open_file, page_buffer, sync_folder
 from npu_kvconnector.tiers.durable.reader import StoreReader
 from npu_kvconnector.tiers.durable.store import DurableStore
 
@@ -31,24 +35,38 @@ _LARGEST = 2**31  # bytes of a member
 
 
 def export_blocks(folder: Path, target: Path, *, realm: str = "", quiet: bool = False) -> dict[str, Any]:
-    """Write the blocks that are whole to a new tar file.
+    """Write the blocks that are whole to a new tar file, which has its name once it is durable.
 
     Raises:
-        OptionError: the file is there already, or cannot be made.
+        OptionError: the file is there already, or cannot be made or written.
         StoreError: there is no store.
     """
     reader = StoreReader(folder)
+    part = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
-        descriptor = open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        report = _write_archive(reader, part, realm, quiet=quiet)
+        part.rename(target)
+        sync_folder(target.parent)
     except OSError as error:
-        msg = f"{target} cannot be made: {error.strerror}; name a file that is not there yet"
+        hint = way_out(error) or "; name a file that is not there yet, in a folder that you may write"
+        msg = f"{target} cannot be made: {error.strerror}{hint}"
         raise OptionError(msg) from error
+    finally:
+        part.unlink(missing_ok=True)
+        reader.close()
+    return report
+
+
+def _write_archive(reader: StoreReader, target: Path, realm: str, *, quiet: bool) -> dict[str, Any]:
     report = {"blocks": 0, "bytes": 0, "damaged": 0}
     chosen = [(name, entry) for name, entry in reader.index.entries() if entry.realm.hex().startswith(realm)]
     about = {
         "realms": {id_.hex(): text for id_, text in reader.index.realms().items()},
         "largest": max((entry.place.size for _, entry in chosen), default=1),
     }
+    descriptor = open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w|") as tar:
         _add(tar, _ABOUT, json.dumps(about).encode())
         for name, entry in tqdm(chosen, unit="block", disable=quiet or None):
@@ -60,7 +78,9 @@ def export_blocks(folder: Path, target: Path, *, realm: str = "", quiet: bool = 
             _add(tar, f"blocks/{name.hex()}", record)
             report["blocks"] += 1
             report["bytes"] += len(record)
-    reader.close()
+        tar.close()  # which writes the end
+        file.flush()
+        os.fsync(descriptor)
     return report
 
 
@@ -69,7 +89,7 @@ def import_blocks(source: Path, folder: Path, *, quota: int, quiet: bool = False
 
     Raises:
         OptionError: the file cannot be read, or the folder or the quota cannot be used.
-        StoreError: a server writes the store.
+        StoreError: a server writes the store, or a block could not be made durable.
     """
     report = {"blocks": 0, "bytes": 0, "there_already": 0, "damaged": 0}
     try:
@@ -86,10 +106,11 @@ def import_blocks(source: Path, folder: Path, *, quota: int, quiet: bool = False
                 while (member := tar.next()) is not None:
                     _take(store, _content(tar, member), report)
                     bar.update(member.size)
+                settle(store)
             finally:
                 report["evicted"] = store.evicted
                 store.close()
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, tarfile.TarError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, KVConnectorError):
             raise
         msg = f"{source} cannot be read as a file that `npu-kv export` wrote: {error}"
@@ -124,7 +145,7 @@ def _take(store: DurableStore, data: bytes, report: dict[str, Any]) -> None:
     try:
         header = envelope.verify(view[:PAGE], view[PAGE:])
         is_new = store.put(header.name, header.realm, view[PAGE:], block_bytes=header.block_bytes, codec=header.codec)
-    except (IntegrityError, StoreError):
+    except IntegrityError:
         report["damaged"] += 1
         return
     report["blocks" if is_new else "there_already"] += 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from npu_kvconnector.errors import IntegrityError
+from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.tiers.durable.envelope import record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
 from npu_kvconnector.tiers.durable.reader import StoreReader
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.tiers.durable.index import Entry
 
-__all__ = ["collect", "list_blocks", "open_writer", "scrub", "summarize", "verify"]
+__all__ = ["collect", "list_blocks", "open_writer", "scrub", "settle", "summarize", "verify"]
 
 _UNLIMITED = 2**42  # bytes: commands leave the quota to the server
 
@@ -89,12 +89,13 @@ def scrub(folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Read every block, and give up those that are damaged, so that servers store them again.
 
     Raises:
-        StoreError: there is no store, or a server writes it.
+        StoreError: there is no store, a server writes it, or what was given up could not be noted.
     """
     store = open_writer(folder)
     report = _read_all(store, quiet=quiet)
     for block in report["damaged"]:
         store.discard(bytes.fromhex(block["name"]), block["reason"])
+    settle(store)
     store.close()
     return report | {"given_up": len(report["damaged"])}
 
@@ -128,6 +129,18 @@ def open_writer(folder: Path, *, quota: int = _UNLIMITED, block_bytes: int = 2**
     """
     StoreReader(folder).close()  # says so where there is none, rather than making one
     return DurableStore(folder, quota=quota, block_bytes=block_bytes)
+
+
+def settle(store: DurableStore) -> None:
+    """Make all durable, which closing a store tries alone.
+
+    Raises:
+        StoreError: that failed, now or before.
+    """
+    store.commit()
+    if store.lost:
+        msg = f"{store.lost} blocks could not be made durable in {store.folder}: see the system's log for its disk"
+        raise StoreError(msg)
 
 
 def _read_all(reader: StoreReader, *, quiet: bool) -> dict[str, Any]:
