@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ __all__ = ["main", "make_proxy"]
 logger = logging.getLogger("npu_kvconnector.proxy")
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
-_PREFILL: dict[str, Any] = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0, "stream": False}
+_PREFILL: dict[str, Any] = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0, "stream": False, "n": 1}
+_NOT_FOR_PREFILL = ("stream_options", "best_of", "echo", "logprobs", "top_logprobs", "prompt_logprobs")
+"""What a client asks of the answer, which is the decode server's."""
 _ASK = {"do_remote_decode": True, "do_remote_prefill": False}
 _LONGEST_BODY = 64 * 2**20
 
@@ -41,20 +44,17 @@ def make_proxy(prefill: Sequence[str], decode: Sequence[str], *, prefill_seconds
         await application[client].close()
 
     async def generate(request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        body = await _body(request)
         body.pop("kv_transfer_params", None)
         session, headers = request.app[client], _headers(request)
         params = await _prefill(session, next(prefills) + request.path, body, headers, prefill_seconds)
         whole = body if params is None else body | {"kv_transfer_params": params}
-        async with session.post(next(decodes) + request.path, json=whole, headers=headers) as answer:
-            return await _pass_on(request, answer)
+        return await _forward(request, session, "POST", next(decodes) + request.path, json=whole)
 
     async def other(request: web.Request) -> web.StreamResponse:
         url = next(decodes) + request.path_qs
         data = await request.read()
-        session = request.app[client]
-        async with session.request(request.method, url, data=data, headers=_headers(request)) as answer:
-            return await _pass_on(request, answer)
+        return await _forward(request, request.app[client], request.method, url, data=data)
 
     application = web.Application(client_max_size=_LONGEST_BODY)
     application.cleanup_ctx.append(connect)
@@ -80,7 +80,8 @@ async def _prefill(
 ) -> dict[str, Any] | None:
     """Have the prompt computed; return the parameters to read its blocks with, or None where that failed."""
     asked = body | _PREFILL | {"kv_transfer_params": _ASK}
-    asked.pop("stream_options", None)
+    for name in _NOT_FOR_PREFILL:
+        asked.pop(name, None)
     if "max_completion_tokens" not in body:
         del asked["max_completion_tokens"]  # completions have no such field
     try:
@@ -88,11 +89,49 @@ async def _prefill(
         async with session.post(url, json=asked, headers=headers, timeout=timeout) as answer:
             if answer.status != web.HTTPOk.status_code:
                 return None  # what is wrong with the request, the decode server will say
-            params: dict[str, Any] | None = (await answer.json()).get("kv_transfer_params")
-            return params
-    except (aiohttp.ClientError, TimeoutError) as error:
+            answered = await answer.json()
+            params = answered.get("kv_transfer_params") if isinstance(answered, dict) else None
+            return params if isinstance(params, dict) else None
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         logger.warning("%s did not compute a prompt (%s)", url, type(error).__name__)
         return None
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """Return a request's JSON object.
+
+    Raises:
+        HTTPBadRequest: it is none.
+    """
+    try:
+        body = await request.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise web.HTTPBadRequest(text=_error("the body must be a JSON object"), content_type="application/json")
+    return body
+
+
+async def _forward(
+    request: web.Request, session: aiohttp.ClientSession, method: str, url: str, **sent: Any
+) -> web.StreamResponse:
+    """Ask a server and send its answer to the client.
+
+    Raises:
+        HTTPBadGateway: the server cannot be reached.
+    """
+    try:
+        answer = await session.request(method, url, headers=_headers(request), **sent)
+    except aiohttp.ClientError as error:
+        logger.warning("%s cannot be reached (%s)", url, type(error).__name__)
+        text = _error("the decode server cannot be reached")
+        raise web.HTTPBadGateway(text=text, content_type="application/json") from error
+    async with answer:
+        return await _pass_on(request, answer)
+
+
+def _error(message: str) -> str:
+    return json.dumps({"error": {"message": message}})
 
 
 async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
