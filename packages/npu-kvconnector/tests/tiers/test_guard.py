@@ -333,6 +333,20 @@ def test_no_more_is_stored_than_may_be_pending(guard: GuardedTier, tier: Tier) -
     assert guard.accepts(2)
 
 
+def test_a_try_that_is_given_up_does_not_keep_the_breaker_half_open(guard: GuardedTier, clock: Clock) -> None:
+    """As by a reset, of a tier that does not end its jobs."""
+    while guard.stores.allows():
+        guard.stores.fail()
+    clock.now += CONFIG.open_seconds
+    assert guard.accepts(1)
+    guard.submit_store(job(1, A, load=False))
+    assert not guard.accepts(1)
+    guard.abandon(1)
+    assert guard.stores.state is BreakerState.OPEN
+    clock.now += CONFIG.max_open_seconds
+    assert guard.accepts(1)
+
+
 def test_jobs_that_do_not_exist_are_left_out(guard: GuardedTier, tier: Tier) -> None:
     guard.submit_load(job(1, A))
     tier.ended = [JobResult(1, success=True), JobResult(1, success=True), JobResult(77, success=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 import uuid
@@ -104,3 +105,32 @@ def test_a_process_waits_for_the_one_that_takes_memory(engine: str) -> None:
     os.close(descriptor)
     other.join(60)
     assert not other.is_alive()
+
+
+def test_a_process_that_waits_for_long_says_for_what(
+    engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host, "_PATIENCE", 0.1)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with host._turn():
+        other = threading.Thread(target=lambda: region_of(engine, 0).cleanup())
+        other.start()
+        other.join(1)
+        assert other.is_alive()
+    other.join(60)
+    assert not other.is_alive()
+    assert f"fuser {LOCK}" in caplog.text
+
+
+def test_a_folder_of_another_user_s_is_refused_with_the_way_out(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LOCK", tmp_path / "file" / "lock")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CapacityError, match="set TMPDIR"):
+        region_of(engine, 0)
+    (tmp_path / "file").unlink()
+    (tmp_path / "file").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(CapacityError, match="another user's"):
+        region_of(engine, 0)

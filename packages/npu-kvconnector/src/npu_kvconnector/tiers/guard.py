@@ -228,9 +228,13 @@ class GuardedTier(SecondaryTierManager):
             self._note_failed_call("drain_jobs", self.loads, error)
 
     def abandon(self, job_id: int) -> None:
-        """Forget a job whose end the tier does not report."""
+        """Forget a job whose end the tier does not report; that is a failure, the end of a breaker's try too."""
         job = self._jobs.pop(job_id, None)
-        if job is not None and job.is_load:
+        if job is None:
+            return
+        if not job.is_overdue:
+            self._fail(job.breaker)
+        if job.is_load:
             self._note_load_over(job)
 
     def shutdown(self) -> None:

@@ -14,13 +14,17 @@ the region: vLLM makes the scheduler after every worker has registered its cache
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from npu_kvconnector.errors import CapacityError, UnsupportedError
@@ -31,8 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LOCK", "HostRegion"]
 
-LOCK = Path(tempfile.gettempdir()) / f"npu-kvconnector-{os.getuid()}.lock"
-"""Held by a process of this user while it takes its memory."""
+LOCK = Path(tempfile.gettempdir()) / f"npu-kvconnector-{os.getuid()}" / "lock"
+"""Held by a process of this user while it takes its memory; in a folder that nobody else can write to."""
+
+logger = init_logger("vllm.npu_kvconnector")
+
+_PATIENCE = 5.0  # seconds, after which a process says what it waits for
 
 
 class HostRegion(SharedOffloadRegion):
@@ -51,7 +59,7 @@ class HostRegion(SharedOffloadRegion):
             cpu_page_size: bytes of one worker's place in a row.
 
         Raises:
-            CapacityError: /dev/shm, the host or a control group has less left.
+            CapacityError: /dev/shm, the host or a control group has less left, or processes cannot take turns.
             UnsupportedError: another process of this engine has made it of another size.
         """
         size = num_chunks * kv_bytes_per_chunk
@@ -97,9 +105,42 @@ def _check_memory(size: int) -> None:
 @contextlib.contextmanager
 def _turn() -> Iterator[None]:
     """Wait for the other processes that are taking memory; see Note [Taken at start]."""
-    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open_lock()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_for(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock() -> int:
+    """Return a descriptor of the lock.
+
+    Raises:
+        CapacityError: it cannot be had, since another user has made a folder of its name.
+    """
+    try:
+        LOCK.parent.mkdir(mode=0o700, exist_ok=True)
+        about = LOCK.parent.lstat()
+        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode):
+            raise PermissionError(errno.EACCES, "it is another user's")
+        return os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        msg = (
+            f"processes that take memory wait at {LOCK}, which cannot be used: {error.strerror}; set TMPDIR to your own"
+        )
+        raise CapacityError(msg) from error
+
+
+def _wait_for(lock: int) -> None:
+    """Take the lock; say so where that takes long."""
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            return
+    logger.warning("Another process of this user takes its host memory: waiting for it (`fuser %s` names it)", LOCK)
+    fcntl.flock(lock, fcntl.LOCK_EX)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -37,6 +39,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BYTES = "16MiB"
+QUICKER = f"""
+import sys
+from pathlib import Path
+from npu_kvconnector.tiers.durable.store import DurableStore
+store = DurableStore(Path(sys.argv[1]), quota=16 * 2**20, block_bytes={BLOCK})
+print("open", flush=True)
+sys.stdin.read()
+store.close()
+"""
 
 
 class DurableServer(Server):
@@ -252,6 +263,35 @@ def test_a_store_that_failed_is_opened_again(
     server.store(1)
     server.tier._store.failure = "the index cannot be written"
     assert server.counts()["is_writer"] == 0
+    assert server.store(2).success
+    assert server.load(1, 2)[1] == [block_of(1), block_of(2)]
+
+
+def test_a_store_that_failed_and_that_another_process_took_is_read(
+    serve: Callable[..., DurableServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.manager._TRY_AGAIN", 0.0)
+    server = serve()
+    server.store(1)
+    failed = server.tier._store
+    failed.commit()
+    failed.failure = "the index cannot be written"
+    abandon = failed.abandon
+
+    def abandon_to_another() -> None:
+        abandon()
+        command = [sys.executable, "-c", QUICKER, str(tmp_path / "store")]
+        another = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert another.stdout is not None
+        assert another.stdout.readline() == b"open\n"
+        others.append(another)
+
+    others: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(failed, "abandon", abandon_to_another)
+    assert not server.store(2).success
+    assert server.tier._store is not failed
+    assert server.load(1)[1] == [block_of(1)]
+    others[0].communicate()
     assert server.store(2).success
     assert server.load(1, 2)[1] == [block_of(1), block_of(2)]
 

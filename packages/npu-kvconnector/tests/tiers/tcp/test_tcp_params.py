@@ -54,6 +54,8 @@ def test_other_requests_have_neither(params: dict[str, Any] | None) -> None:
         {"kv_request_id": ""},
         {"kv_request_id": 7},
         {"kv_request_id": "t" * 300},
+        {"kv_request_id": "x\ud800"},
+        {"remote_host": "x\udfff"},
         {"remote_host": None},
         {"remote_port": "5710"},
         {"remote_port": True},
@@ -67,7 +69,7 @@ def test_what_cannot_be_a_source_is_none(wrong: dict[str, Any]) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab", max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab\ud800", max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=5), inner, max_size=3),
 )
 NAMES = st.sampled_from(

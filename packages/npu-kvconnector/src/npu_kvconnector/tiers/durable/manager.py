@@ -509,11 +509,8 @@ class DurableTierManager(SealedTier):
         except (StoreError, OSError) as error:
             logger.warning("The durable tier cannot open its store: %s", error)
             return None
-        if not isinstance(fresh, DurableStore):
-            fresh.close()
-            return None
         self._store = fresh  # the old one is closed by its last user: loads may be reading it
-        return fresh
+        return fresh if isinstance(fresh, DurableStore) else None  # another process was quicker, and is read from
 
 
 def _tell(waited_for: concurrent.futures.Future[None], error: Exception | None = None) -> bool:

@@ -249,7 +249,10 @@ class Exchange:
         while True:
             await asyncio.sleep(_KEEP_SECONDS)
             wanted = [(self.peers[address], names) for address, names in self._wanted.items() if address in self.peers]
-            await asyncio.gather(*(peer.keep(names) for peer, names in wanted))
+            told = await asyncio.gather(*(peer.keep(names) for peer, names in wanted), return_exceptions=True)
+            for error in told:
+                if isinstance(error, Exception):  # one peer's fault must not end this for all
+                    logger.warning("A peer could not be told what is wanted: %r", error)
 
     def _peer(self, source: Source) -> Peer:
         """Return the peer, which is among those allowed."""

@@ -92,4 +92,10 @@ def params_for(transfer: str, host: str, port: int) -> dict[str, Any]:
 
 
 def _is_name(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a surrogate, which JSON can hold and no message
+        return False
+    return True
