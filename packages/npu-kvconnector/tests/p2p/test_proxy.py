@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-aiohttp = pytest.importorskip("aiohttp")
+pytest.importorskip("aiohttp", reason="the proxy is one of aiohttp's; vLLM brings it")
+
 from aiohttp import test_utils, web
 
 from npu_kvconnector.p2p.proxy import make_proxy

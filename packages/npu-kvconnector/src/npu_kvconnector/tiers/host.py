@@ -126,9 +126,8 @@ def _open_lock() -> int:
             raise PermissionError(errno.EACCES, "it is another user's")
         return os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        msg = (
-            f"processes that take memory wait at {LOCK}, which cannot be used: {error.strerror}; set TMPDIR to your own"
-        )
+        hint = "set TMPDIR to a folder of your own"
+        msg = f"processes that take memory wait at {LOCK}, which cannot be used: {error.strerror}; {hint}"
         raise CapacityError(msg) from error
 
 
