@@ -103,3 +103,10 @@ def test_a_wrong_command_line_exits_with_2() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["chek"])
     assert caught.value.code == 2
+
+
+def test_a_wrong_command_line_is_json_where_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["ls", "x", "--json", "--limit", "some"])
+    assert caught.value.code == 2
+    assert "--limit" in json.loads(capsys.readouterr().out)["error"]

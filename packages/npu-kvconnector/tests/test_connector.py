@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("vllm", reason="the connector is a subclass of vLLM's; install npu-kvconnector[vllm]")
 
-from vllm.config import DeviceConfig, KVTransferConfig, VllmConfig
+from vllm.config import DeviceConfig, KVTransferConfig, VllmConfig, WeightTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -121,6 +121,17 @@ def test_chunks_of_other_sizes_are_shared_in_the_canonical_layout_alone() -> Non
         sizes = (as_laid_out_here(each), as_laid_out_here(dataclasses.replace(each, parallel=one)))
         prints = {fingerprint(size, block_bytes=4096, revision="r") for size in sizes}
         assert len(prints) == (1 if is_shared else 2)
+
+
+@pytest.mark.parametrize("tier", [{"type": "durable", "path": "/x", "bytes": 1}, {"type": "remote", "url": "s3://b/p"}])
+def test_new_weights_beside_a_tier_that_lasts_are_refused(tier: dict[str, object]) -> None:
+    options = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": [tier]}
+    config = vllm_config()
+    config.kv_transfer_config = dataclasses.replace(config.kv_transfer_config, kv_connector_extra_config=options)
+    _with_spec(config)
+    config.weight_transfer_config = WeightTransferConfig(backend="nccl")
+    with pytest.raises(UnsupportedError, match=f"from the {tier['type']} tier; leave one of them out"):
+        _with_spec(config)
 
 
 class ExecutorOfAnotherName(MultiprocExecutor):

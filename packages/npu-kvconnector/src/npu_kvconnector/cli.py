@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from npu_kvconnector import CONNECTOR, register
 from npu_kvconnector.commands.arguments import arguments_of_stores, run_command
@@ -63,8 +63,20 @@ def check(config: str) -> dict[str, Any]:
     return report
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in JSON, too, what is wrong with a command line that asks for JSON."""
+
+    is_json: ClassVar[bool] = False
+
+    def error(self, message: str) -> NoReturn:
+        if self.is_json:
+            sys.stdout.write(json.dumps({"error": message}) + "\n")
+        super().error(message)
+
+
 def _run(arguments: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="npu-kv", description="KV blocks beside the device: tiers, stores, checks.")
+    _Parser.is_json = "--json" in (sys.argv if arguments is None else arguments)
+    parser = _Parser(prog="npu-kv", description="KV blocks beside the device: tiers, stores, checks.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("check", help="what is registered, and what a configuration would do")
     command.add_argument("--config", default="{}", metavar="JSON", help="kv_connector_extra_config to check")

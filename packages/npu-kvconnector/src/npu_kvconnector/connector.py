@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["NPUOffloadConnector"]
 
 _SPEC = "NPUTieringSpec"
+_LASTING = ("durable", "remote")
+"""Types of tiers whose blocks outlive an engine."""
 OffloadingSpecFactory.register_spec(_SPEC, "npu_kvconnector.spec", _SPEC)
 
 
@@ -107,6 +109,7 @@ def _with_spec(vllm_config: VllmConfig) -> VllmConfig:
     """Return a copy of the configuration with every option filled in and our spec named, as vLLM's frame reads it."""
     transfer = _transfer_config(vllm_config)
     options = OffloadConfig.parse(transfer.kv_connector_extra_config)
+    _refuse_new_weights(vllm_config, options.secondary_tiers)
     framed = copy.copy(vllm_config)
     ours = {"spec_name": _SPEC, SETTINGS: settings_digest(vllm_config.model_config)}
     framed.kv_transfer_config = dataclasses.replace(transfer, kv_connector_extra_config=options.for_vllm() | ours)
@@ -145,6 +148,17 @@ def _refuse_unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
         raise UnsupportedError(msg)
     if kv_cache_config.hisparse_host_num_blocks is not None:
         msg = f"{CONNECTOR} does not support sparse attention with blocks on the host; use vLLM's HiSparseConnector"
+        raise UnsupportedError(msg)
+
+
+def _refuse_new_weights(vllm_config: VllmConfig, tiers: list[dict[str, Any]]) -> None:
+    """Refuse tiers that outlive the weights they were filled with: they know a model by those of the start."""
+    lasting = [tier["type"] for tier in tiers if tier["type"] in _LASTING]
+    if lasting and vllm_config.weight_transfer_config is not None:
+        msg = (
+            "a trainer's new weights (--weight-transfer-config) would read what the old ones computed, "
+            f"from the {lasting[0]} tier; leave one of them out"
+        )
         raise UnsupportedError(msg)
 
 

@@ -175,6 +175,11 @@ class TierManager(TieringOffloadingManager):
         self._process_finished_jobs()
         lost = self._abandon_jobs()
         super().reset_cache()
+        if self._tiers:
+            logger.warning_once(
+                "The host tier was emptied; the tiers behind it keep what they hold, which the weights of the start "
+                "computed: after new weights (reload_weights) start a server without them, or anew"
+            )
         if lost:
             logger.warning("%d chunks of the host tier stay with tiers that do not end their jobs", len(lost))
             self._host.withhold(lost)
