@@ -287,6 +287,22 @@ def test_doctor_sizes_the_tiers(run: Run, tmp_path: Path) -> None:
     assert run("doctor", "--model", tmp_path / "none")[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("tier", "said"),
+    [
+        ({"type": "remote", "url": 5}, "url must be a text"),
+        ({"type": "durable", "path": "/x", "bytes": 1, "eviction_policy": ["lru"]}, "eviction_policy must be a text"),
+        ({"type": "p2p_tcp", "secret_file": "secret", "peers": 5}, "peers must be a list"),
+    ],
+)
+def test_doctor_says_what_is_wrong_with_an_option(tier: dict[str, Any], said: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    config = {"cpu_bytes_to_use": "64MiB", "secondary_tiers": [tier]}
+    code, report = run("doctor", "--model", tmp_path, "--config", json.dumps(config))
+    assert code == 1
+    assert said in report["problems"][0]
+
+
 def test_doctor_counts_what_tiers_take_of_the_memory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     peers = {"type": "p2p", "transport": "tcp", "secret_file": "secret", "bytes": "1GiB", "guard": {"load_seconds": 60}}
