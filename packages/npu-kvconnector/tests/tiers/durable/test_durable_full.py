@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import lmdb
@@ -14,7 +18,7 @@ from npu_kvconnector.tiers.durable.store import Record
 from tests.support.durable_store import QUOTA, REALM, held, name, open_store, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from npu_kvconnector.tiers.durable.store import DurableStore
@@ -109,3 +113,56 @@ def test_segments_without_blocks_are_given_back(store: DurableStore, folder: Pat
     assert store.shrink(before) > before // 2
     assert bytes_of(folder) == store.bytes_on_disk()
     assert name(100) in store
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m", "npu-kv", str(place)], check=True, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a disk of its own can be mounted by root alone: {error}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+START = """
+import sys
+from pathlib import Path
+from npu_kvconnector.errors import StoreError
+from tests.support.durable_store import open_store
+try:
+    store = open_store(Path(sys.argv[1]))
+    print("open", store.recovered.was_rebuilt, len(store.index))
+    store.close()
+except StoreError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("left", [0, 8, 40, 96, 200])
+def test_a_start_on_a_full_disk_ends_nothing_and_damages_nothing(left: int, small_disk: Path) -> None:
+    """With so many KiB left; the start is a process of its own, which a signal might end."""
+    folder = small_disk / "store"
+
+    def start() -> str:
+        command = [sys.executable, "-c", START, str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout.strip()
+
+    store = open_store(folder)
+    put(store, *range(200))
+    store.forget_realm(REALM)
+    store.put(name(1000), bytes(16), memoryview(b"another realm's"))
+    store.close()
+    others = small_disk / "others"
+    room = shutil.disk_usage(small_disk).free - left * 1024
+    with others.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room)
+    assert start() in {"StoreFullError", "open False 1"}
+    others.unlink()
+    assert start() == "open False 1"
