@@ -306,6 +306,16 @@ def test_prompts_come_back_from_a_disk_after_a_restart(platform: str, tmp_path: 
 
 
 @pytest.mark.nightly
+def test_other_settings_of_a_model_find_nothing_of_it_on_a_disk(tmp_path: Path) -> None:
+    rounds = [[prompt] for prompt in models.prompt_token_ids([PROMPT] * 2, seed=8)]
+    case = Case(model="llama", tier={"type": "durable"})
+    other = case._replace(engine={"hf_overrides": {"rms_norm_eps": 0.5}})
+    for one, loaded in ((case, 0), (other, 0), (case, (PROMPT - 1) // BLOCK * BLOCK)):
+        run = run_scenario(one, tmp_path, rounds)
+        assert [each[0]["cached"] for each in run["rounds"]] == [loaded] * 2
+
+
+@pytest.mark.nightly
 def test_states_come_back_with_equal_tokens(tmp_path: Path) -> None:
     shared, *tails = models.prompt_token_ids([290, 9, 40, 290, 290, 290, 290], seed=1)
     prompts = [shared + tails[0], *tails[2:], shared + tails[1], shared + tails[0]]
