@@ -50,6 +50,14 @@ def test_int8_codes_by_a_given_scale(ops, isa, device, dtype, fused):
     assert torch.equal(ops.rms_norm_static_quant(x, residual, weight, EPS, scale, torch.int8), expected)
 
 
+def test_rows_that_have_to_be_copied(ops, isa):
+    """Of a strided last dimension, and of more than two strides: the copy lives as long as the kernel."""
+    weight, scale = torch.ones(96).bfloat16(), torch.tensor([0.02])
+    for x in (torch.randn(96, 300).t().bfloat16(), torch.randn(3, 5, 7, 96).permute(2, 0, 1, 3).bfloat16()):
+        actual = ops.rms_norm_static_quant(x, None, weight, EPS, scale, torch.int8)
+        assert torch.equal(actual, ops.rms_norm_static_quant(x.contiguous(), None, weight, EPS, scale, torch.int8))
+
+
 @pytest.mark.parametrize("code", [torch.int8, FP8], ids=["int8", "e4m3"])
 def test_a_nan_is_the_scale_of_its_row(ops, isa, dtype, code):
     x, weight = torch.randn(3, 50).to(dtype), torch.ones(50).to(dtype)

@@ -43,8 +43,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_dynamic_quant(Tensor x, std::optiona
 Tensor rms_norm_static_quant(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, Tensor scale, ScalarType dtype) {
   NPU_CHECK(scale.scalar_type() == ScalarType::Float && scale.numel() == 1, "rms_norm_static_quant: scale must be float32 [1].");
   check_same_device(x, scale, "scale");
+  const Rows rows = rows_of(x);  // holds what params point to
   Tensor codes = empty(x.sizes(), x, dtype);
-  NormQuantParams params = params_of("rms_norm_static_quant", rows_of(x), residual, weight, eps, codes, scale);
+  NormQuantParams params = params_of("rms_norm_static_quant", rows, residual, weight, eps, codes, scale);
   params.is_static = true;
   launch<norm_quant_tiers>(x, "npu_ops::rms_norm_static_quant", params);
   return codes;

@@ -13,6 +13,10 @@ bool collapse(const Tensor& t, Rows& rows) {
   for (size_t d = sizes.size() - 1; d-- > 0;) {
     const int64_t size = sizes[d], stride = strides[d];
     if (size == 1) continue;
+    if (size == 0) {  // no rows, whatever the strides
+      rows.inner = 0;
+      return true;
+    }
     if (n > 0 && stride == groups[n - 1].size * groups[n - 1].stride) {
       groups[n - 1].size *= size;
     } else if (n < 2) {
