@@ -52,3 +52,10 @@ def test_extremes_stay_finite_or_true(ops, isa, name):
 def test_odd_width_is_refused(ops):
     with pytest.raises(RuntimeError, match="even"):
         ops.silu_and_mul(torch.randn(2, 7))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_nan_stays_one(ops, isa, dtype, name):
+    x = torch.zeros(40, dtype=dtype)
+    x[[3, 33, 39]] = torch.nan
+    assert torch.equal(PLAIN[name][0](ops, x).isnan(), x.isnan())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -96,6 +98,15 @@ def test_static_quantisation_saturates(ops, isa, device, dtype):
         assert torch.equal(q.cpu(), static_int8_quant.reference(x, torch.tensor([0.5]), zero))
         assert q.min() == -128
         assert q.max() == 127
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_row_with_an_infinity_has_an_infinite_scale(ops, isa, symmetric):
+    x = torch.randn(3, 100)
+    x[1, 77] = -math.inf
+    for found in (ops.dynamic_int8_quant(x, symmetric), dynamic_int8_quant.reference(x, symmetric)):
+        assert found[1].isinf().flatten().tolist() == [False, True, False]
+        assert symmetric or found[2][1] == 0
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -233,3 +233,12 @@ def test_mismatches_are_refused(ops):
     }.items():
         with pytest.raises(RuntimeError, match=match):
             ops.select_experts(*arguments)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2"])
+def test_a_nan_is_no_other_tokens(ops, isa, dtype, activation):
+    x, w13, w2 = torch.ones(3, 16), torch.ones(1, 8, 16), torch.ones(1, 16, 8)
+    x[1, 5] = math.nan
+    routed = torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32), None, None, None
+    y = ops.fused_experts(*(t.to(dtype) for t in (x, w13, w2)), *routed, activation, False, 1.0, 0.0, math.inf, False)
+    assert y.isnan().tolist() == [[False] * 16, [True] * 16, [False] * 16]

@@ -34,7 +34,7 @@ NPU_INLINE F activate(F x) {
     const F scale = fma(y * y, set1(-0.10294324f), set1(-2.3022082f));
     return x / (set1(1.f) + vexp2_of_product(y, scale));
   }
-  F r = vmax(x, F{});
+  F r = vmax(F{}, x);  // NaN stays
   return r * r;
 }
 

@@ -96,7 +96,7 @@ inline void quantize_row(const Int8QuantParams& p, int64_t m) {
     const float low = -highest(-r.low), high = highest(r.high), most = largest_magnitude(r.magnitude);
     if (p.zero) {
       scale = most == most ? (high - low) / 255.f : most;
-      zero = scale > 0 ? static_cast<int32_t>(__builtin_rintf(-128.f - low / scale)) : 0;
+      zero = scale > 0 && scale < __builtin_inff() ? static_cast<int32_t>(__builtin_rintf(-128.f - low / scale)) : 0;
       p.zero[m] = zero;
     } else {
       scale = most / 127.f;

@@ -31,7 +31,8 @@ def dynamic_int8_quant(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tens
     else:
         low, high = rows.amin(-1, keepdim=True).clamp(max=0), rows.amax(-1, keepdim=True).clamp(min=0)
         scale = (high - low) / 255
-        zero = torch.where(scale > 0, -128 - low / scale, 0).round().int()  # 0 for the scale NaN
+        finite = (scale > 0) & scale.isfinite()
+        zero = torch.where(finite, -128 - low / scale, 0).round().int()  # 0 for scales that are NaN or infinite
         shift = zero
     q = _to_int8(rows, scale, shift)
     return q.view(x.shape), scale, zero
