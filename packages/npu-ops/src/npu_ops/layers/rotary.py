@@ -1,9 +1,8 @@
 """Gives vLLM's rotary embeddings the kernels: one class of ours for each class of vLLM that a text model instantiates.
 
-Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie
-4.5's, Bailing's and
-the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody can replace
-it.
+Left to vLLM's own code, because they rotate otherwise: FourierRotaryEmbedding, DualChunkRotaryEmbedding, Ernie 4.5's,
+Bailing's and the interleaved multimodal classes, and Llama 4's vision rotation. Phi3LongRoPE is no CustomOp, so nobody
+can replace it.
 """
 
 from __future__ import annotations

@@ -21,18 +21,20 @@ from vllm.platforms import PlatformEnum
 
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.weight_only import E2m1Linear
+from npu_ops.layers.quantization.without_settings import ConfigWithoutSettings
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
-
-ops = torch.ops.npu_ops
 
 BLOCK = 32
 _NAN = 255  # of e8m0
 
 
-class NpuMxfp4LinearKernel(MxFp4LinearKernel):
+class NpuMxfp4LinearKernel(E2m1Linear, MxFp4LinearKernel):
     """`npu_ops::weight_only_linear`; activations stay as they are, as on every device without FP4 arithmetic."""
+
+    block = BLOCK
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -56,11 +58,6 @@ class NpuMxfp4LinearKernel(MxFp4LinearKernel):
     def npu_implementation(self) -> str:
         """Return the op, and the weights' format."""
         return "npu_ops::weight_only_linear (mxfp4)"
-
-    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [..., K]; returns [..., N]."""
-        bias = None if bias is None else bias.data
-        return ops.weight_only_linear(x, layer.weight, layer.weight_scale, None, None, bias, self.outputs, BLOCK)
 
 
 def codes(packed: Tensor, scales: Tensor) -> Integers:
@@ -148,7 +145,7 @@ class NpuGptOssMxfp4Config(GptOssMxfp4Config):
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
         """Every dtype that the kernels take."""
-        return [torch.bfloat16, torch.float16, torch.float32]
+        return ConfigWithoutSettings.get_supported_act_dtypes()
 
     def _make_moe_method(self, moe: FusedMoEConfig) -> NpuGptOssExperts:
         return NpuGptOssExperts(moe)

@@ -17,20 +17,21 @@ from vllm.platforms import PlatformEnum
 
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.weight_only import E2m1Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 logger = init_logger("vllm.npu_ops.nvfp4")
 
-ops = torch.ops.npu_ops
-
 BLOCK = 16
 _WHOLE = "Activations beside weights in NVFP4 are not rounded."
 
 
-class NpuNvfp4LinearKernel(NvFp4LinearKernel):
+class NpuNvfp4LinearKernel(E2m1Linear, NvFp4LinearKernel):
     """`npu_ops::weight_only_linear` on codes and scales as the checkpoint has them."""
+
+    block = BLOCK
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -54,11 +55,6 @@ class NpuNvfp4LinearKernel(NvFp4LinearKernel):
     def npu_implementation(self) -> str:
         """Return the op, and the weights' format."""
         return "npu_ops::weight_only_linear (nvfp4)"
-
-    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [..., K]; returns [..., N]."""
-        bias = None if bias is None else bias.data
-        return ops.weight_only_linear(x, layer.weight, layer.weight_scale, None, None, bias, self.outputs, BLOCK)
 
 
 def whole_numbers(scales: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.kernels.linear import MPLinearKernel, MPLinearLayerConfig, register_linear_kernel
@@ -17,6 +19,20 @@ ops = torch.ops.npu_ops
 _SYMMETRIC = {scalar_types.uint4b8: 8, scalar_types.uint8b128: 128}
 _WITH_ZEROS = (scalar_types.uint4, scalar_types.uint8)
 _UNPACKED = scalar_types.int4  # one value an octet: weights of 4 bits beside activations of 8
+
+
+class E2m1Linear:
+    """What the kernels of MXFP4 and NVFP4 do alike: `npu_ops::weight_only_linear` on a layer that has been repacked."""
+
+    block: ClassVar[int]
+    """Elements that share a scale."""
+    outputs: int
+    """Of the layer, set when it is repacked."""
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [..., K]; returns [..., N]."""
+        bias = None if bias is None else bias.data
+        return ops.weight_only_linear(x, layer.weight, layer.weight_scale, None, None, bias, self.outputs, self.block)
 
 
 class NpuWeightOnlyLinearKernel(MPLinearKernel):
@@ -64,6 +80,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         if self.config.zero_points:
             assert w_z is not None
             zeros = values_of(w_z.data.t() if w_z.output_dim == 0 else w_z.data, bits).t()[:outputs]
+            # GPTQ v1 has stored 0 less one, as 255 in 8 bits: the sum of 256 wraps back to it
             zeros = (zeros.short() + getattr(layer, "zero_offset", 0) - (128 if bits == 8 else 0)).to(torch.int8)
         if bits == 8:
             weight = weight.view(torch.int8) ^ -128  # value - 128
