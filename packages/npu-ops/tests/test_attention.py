@@ -433,6 +433,11 @@ def test_any_block_table_and_lengths(data):
         (lambda b: setattr(b, "key", b.key.bfloat16()), "dtype"),
         (lambda b: setattr(b, "query", b.query[:, :3]), "divide"),
         (lambda b: setattr(b, "table", b.table[:2]), "row for each"),
+        (lambda b: setattr(b, "value", b.value[1:]), "both caches must be"),
+        (lambda b: setattr(b, "value", b.value[:, :, 1:]), "both caches must be"),
+        (lambda b: setattr(b, "value", b.value[:, 1:]), "both caches must be"),
+        (lambda b: (setattr(b, "key", b.key[:, :, :0]), setattr(b, "value", b.value[:, :, :0])), "at least one token"),
+        (lambda b: (setattr(b, "key", b.key[:, :0]), setattr(b, "value", b.value[:, :0])), "there must be KV heads"),
     ],
 )
 def test_wrong_arguments_are_refused(change, match):
@@ -440,3 +445,41 @@ def test_wrong_arguments_are_refused(change, match):
     change(batch)
     with pytest.raises(RuntimeError, match=match):
         batch.run(torch.ops.npu_ops.paged_attention, *options())
+
+
+@pytest.mark.parametrize("name", ["output", "key", "value"])
+def test_fewer_tokens_than_queries_are_refused(name):
+    given = {"output": torch.zeros(4, 2, 8), "query": torch.randn(4, 2, 8)}
+    given |= {"key": torch.randn(4, 1, 8), "value": torch.randn(4, 1, 8)}
+    given[name] = given[name][:3]
+    with pytest.raises(RuntimeError, match=f"{name} must have the query's 4 tokens, got 3"):
+        torch.ops.npu_ops.varlen_attention(*given.values(), torch.tensor([0, 4]).int(), *options())
+
+
+def test_no_query_heads(isa):
+    batch = Batch([1, 3], [9, 3])
+    batch.query = batch.query[:, :0]
+    assert batch.run(torch.ops.npu_ops.paged_attention, *options()).shape == (4, 0, 64)
+
+
+@pytest.mark.parametrize("queries", [[1, 1, 1], [1, 70, 1]], ids=["decode", "prefill"])
+@pytest.mark.parametrize("code", [None, torch.int8])
+def test_a_recorded_step_reads_nothing_outside_of_the_cache(isa, device, dtype, queries, code):
+    """A replay cannot raise: a block that is none is block 0, a sequence ends with its table, a negative start skips."""
+    lengths = [40, 80, 17]
+    if code is None:
+        op, batch = torch.ops.npu_ops.paged_attention, Batch(queries, lengths, dtype=dtype)
+        for cache in (batch.key, batch.value):
+            cache.nan_to_num_()
+    else:
+        op = torch.ops.npu_ops.paged_attention_quantized
+        batch = CodedBatch(queries, lengths, dtype=dtype, code=code, scales="token")
+    run = lambda: batch.run(op, *options(), device=device)  # noqa: E731
+    batch.table[0, 1], batch.lengths[1], batch.table[2, 0] = 0, 80, 0
+    expected = run()
+    batch.table[0, 1], batch.lengths[1], batch.table[2, 0] = 10**8, 10**9, -7
+    assert torch.equal(run(), expected)
+    batch.starts[0] = -(10**8)
+    actual = run()
+    assert (actual[: queries[0]] == 7).all()
+    assert torch.equal(actual[queries[0] :], expected[queries[0] :])

@@ -114,3 +114,30 @@ def test_keys_and_values_may_have_scales_of_two_kinds(ops):
     assert torch.equal(caches[1], caches[3])
     with pytest.raises(RuntimeError, match="by token"):
         ops.reshape_and_cache_quantized(key, value, *caches[:2], one, by_token, slots)
+
+
+@pytest.mark.parametrize("code", [None, torch.int8])
+def test_slots_outside_of_the_cache_are_skipped(ops, isa, device, code):
+    """A replay cannot raise, and must not write what is somebody else's."""
+    key, value = torch.randn(3, 2, 8).to(device), torch.randn(3, 2, 8).to(device)
+    whole = torch.zeros(3, 2, 2, 4, 8, dtype=code or torch.float32, device=device)
+    slots = torch.tensor([12, 10**9, -(10**9)]).to(device)
+    if code is None:
+        ops.reshape_and_cache(key, value, whole[:, 0], whole[:, 1], slots)
+    else:
+        ops.reshape_and_cache_quantized(key, value, whole[:, 0], whole[:, 1], *[torch.ones(1).to(device)] * 2, slots)
+    assert not whole.any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"), [((2, 1, 4, 8), "both caches must have 3 blocks of 4"), ((3, 1, 2, 8), "3 blocks of 4")]
+)
+def test_caches_of_two_shapes_are_refused(ops, shape, match):
+    rows, slots, whole = torch.randn(2, 1, 8), torch.tensor([0, 11]), torch.zeros(3, 1, 4, 8)
+    with pytest.raises(RuntimeError, match=match):
+        ops.reshape_and_cache(rows, rows, whole, torch.zeros(shape), slots)
+    with pytest.raises(RuntimeError, match=match):
+        codes = whole.char(), torch.zeros(shape, dtype=torch.int8)
+        ops.reshape_and_cache_quantized(rows, rows, *codes, torch.ones(1), torch.ones(1), slots)
+    with pytest.raises(RuntimeError, match="at least one token"):
+        ops.reshape_and_cache(rows, rows, whole[:, :, :0], whole[:, :, :0], slots)

@@ -184,6 +184,8 @@ def test_nothing_in_nothing_out(ops, isa, shape):
         ({"scale": torch.rand(2)}, "weight_scale must"),
         ({"bias": torch.rand(31)}, "bias must be"),
         ({"block": (16, 32)}, "blocks must be"),
+        ({"block": (2**63 - 1, 2**63 - 1), "scale": torch.rand(0)}, "each of 1 blocks"),
+        ({"x": torch.randn(2, 0), "weight": torch.zeros(32, 0).byte(), "scale": torch.rand(0)}, "must have elements"),
         ({"weight": torch.zeros(1, 15, 128, dtype=torch.uint8)}, "weight must be"),
         ({"weight": torch.zeros(1, 16, 128, dtype=torch.uint8), "group": 6}, "beside packed weights"),
     ],

@@ -361,6 +361,92 @@ def test_kernel_equals_reference(name):
     torch.testing.assert_close((actual, written), (expected, expected_written), rtol=1e-5, atol=1e-5)
 
 
+OTHERS = {"causal_conv1d", "fused_experts", "weight_only_experts", "int8_experts", "fp8_experts"}
+NOT_OF_X_ALONE = {"gated_rms_norm", "int8_linear"}  # what goes with x has its rows
+OF_ROWS = sorted(
+    {name for name, op in OPS.items() if op.schema.startswith(f"{name}(Tensor x")} - OTHERS - NOT_OF_X_ALONE
+)
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0, 0), (17, 0, 0, 2)])
+def test_no_rows_give_no_rows(name, shape):
+    """Whatever strides a tensor of no rows has."""
+    x, *others = CASES[name]()
+    strided = x.new_zeros(5, 4, x.shape[-1])[:0, :3] if shape == (0, 3) else x.new_zeros(*shape, x.shape[-1])
+    result = getattr(torch.ops.npu_ops, name)(strided, *others)
+    assert (result[0] if isinstance(result, tuple) else result).shape[:-1] == shape
+
+
+def test_nothing_is_added_to_no_rows():
+    residual = torch.zeros(0, 3, 8)
+    torch.ops.npu_ops.linear_add_(residual, torch.zeros(5, 4, 16)[:0, :3], torch.randn(8, 16), None)
+
+
+def on(device, value):
+    """`value` with its tensors on the device."""
+    if isinstance(value, list):
+        return [on(device, each) for each in value]
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def has_tensors(value):
+    return isinstance(value, torch.Tensor) or (isinstance(value, list) and any(map(has_tensors, value)))
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"copy_pages"}))
+def test_tensors_of_two_devices_are_refused(name, npu):
+    """A recorded kernel would read the memory of a CPU tensor long after it is gone."""
+    op, args = getattr(torch.ops.npu_ops, name), CASES[name]()
+    op(*(on(npu, value) for value in args))
+    places = [i for i, value in enumerate(args) if has_tensors(value)]
+    for place in places if len(places) > 1 else []:
+        mixed = [on("cpu" if at == place else npu, each) for at, each in enumerate(args)]
+        with pytest.raises(RuntimeError, match="must be on the device of the first argument"):
+            op(*mixed)
+
+
+def test_optional_tensors_of_another_device_are_refused(npu):
+    ops, x, one = torch.ops.npu_ops, torch.randn(3, 32).to(npu), torch.ones(1)
+    codes, scales = torch.zeros(1, 8, 64, dtype=torch.uint8).to(npu), torch.ones(1, 1, 32).to(npu)
+    for place, value in ((3, scales.cpu().char()), (4, torch.arange(32).int()), (5, torch.ones(20))):
+        args = [x, codes, scales, None, None, None, 20, 32]
+        args[place] = value
+        with pytest.raises(RuntimeError, match="device"):
+            ops.weight_only_linear(*args)
+    fp8, by_row = torch.zeros(8, 32, dtype=torch.uint8).to(npu), torch.ones(8).to(npu)
+    for bias, scale in ((torch.ones(8), None), (None, one)):
+        with pytest.raises(RuntimeError, match="device"):
+            ops.fp8_linear(x, fp8, by_row, bias, scale, 0, 1, 32)
+    with pytest.raises(RuntimeError, match="device"):
+        ops.static_int8_quant(x, one.to(npu), one.int())
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("rotary_embedding", 1),
+        ("linear_add_", 0),
+        ("min_p", 0),
+        ("top_k_top_p", 0),
+        ("apply_penalties", 0),
+        ("counted_penalties", 0),
+        ("lora_expand", 0),
+        ("reshape_and_cache", 2),
+        ("paged_attention", 0),
+        ("selective_scan", 0),
+        ("gated_delta_rule", 0),
+        ("causal_conv1d", 3),
+    ],
+)
+def test_expanded_tensors_are_not_written(name, place):
+    """Each of the elements that share memory would be written, one over the other."""
+    args = list(CASES[name]())
+    args[place] = args[place][:1].expand(args[place].shape)
+    with pytest.raises(RuntimeError, match="no dimension may be expanded"):
+        getattr(torch.ops.npu_ops, name)(*args)
+
+
 def test_compiles_without_graph_breaks():
     @torch.compile(fullgraph=True, backend="eager")
     def block(x, weight, norm):

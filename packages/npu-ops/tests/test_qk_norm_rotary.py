@@ -82,6 +82,7 @@ def test_no_tokens(ops, isa):
         (4, lambda t: t.double(), "dtype"),
         (5, lambda t: torch.zeros(9, dtype=torch.int64), "no more slots"),
         (6, lambda t: t[:, :63], "cos_sin_cache"),
+        (1, lambda t: t[:, :1].expand(t.shape), "no dimension may be expanded"),
     ],
 )
 def test_what_does_not_fit_is_refused(ops, place, change, match):

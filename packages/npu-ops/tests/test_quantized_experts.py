@@ -251,6 +251,14 @@ def check_company(layer):
         assert torch.equal(layer.run(), together[i : i + 1])
 
 
+def test_experts_without_elements_are_refused(ops):
+    arguments = Layer("fp8", torch.float32, 2, 64, 32, 3, 2).arguments()
+    for at in (1, 3):
+        arguments[at] = arguments[at][:, :0] if at == 1 else arguments[at][..., :0]
+    with pytest.raises(RuntimeError, match="must have elements"):
+        ops.fp8_experts(*arguments)
+
+
 def test_mismatches_are_refused(ops):
     for name, changes in {
         "int4": {1: "w13", 2: "scales", 12: "uint8", 13: "group_size"},

@@ -66,3 +66,26 @@ def test_multimodal_sections(ops, isa, device, dtype, close, interleaved, neox):
 def test_query_of_another_length_is_refused(ops):
     with pytest.raises(RuntimeError, match="query must be"):
         ops.rotary_embedding(torch.arange(3), torch.randn(4, 64), None, 64, torch.randn(9, 64), True)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_positions_outside_of_the_table_give_nan(ops, isa, device, dtype, neox):
+    """A replay cannot raise; what is beside the table is somebody else's."""
+    q, table = torch.randn(3, 16).to(device, dtype), torch.randn(POSITIONS, 16).to(device, dtype)
+    ops.rotary_embedding(torch.tensor([3, POSITIONS, -1]).to(device), q, None, 16, table, neox)
+    assert q.isnan().tolist() == [[False] * 16, [True] * 16, [True] * 16]
+    q, where = torch.randn(2, 16).to(device, dtype), torch.tensor([[1, 1], [2, 2], [3, 10**12]])
+    ops.multimodal_rotary_embedding(where.to(device), q, None, 16, table, neox, [4, 2, 2], False)
+    assert q.isnan().tolist() == [[False] * 16, [True] * 16]
+
+
+@pytest.mark.parametrize("sections", [[0, 0, 0], [-4, 6, 6], [4, 2, 1], [4, 2, 3], [2**62, 2**62, 8], []])
+def test_sections_share_out_the_channels(ops, sections):
+    where, q, table = torch.zeros(3, 2, dtype=torch.int64), torch.ones(2, 16), torch.ones(4, 16)
+    with pytest.raises(RuntimeError, match="sections must share out the 8 channels"):
+        ops.multimodal_rotary_embedding(where, q, None, 16, table, True, sections, False)
+
+
+def test_heads_without_elements_are_refused(ops):
+    with pytest.raises(RuntimeError, match="head_size must be positive"):
+        ops.rotary_embedding(torch.arange(2), torch.zeros(2, 16), None, 0, torch.zeros(4, 0), True)

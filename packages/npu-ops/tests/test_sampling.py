@@ -136,6 +136,15 @@ def test_infinite_losers_and_no_masks(ops, isa):
     assert logits.tolist() == [[-INFINITY, 1.0, -INFINITY, 0.5]]
 
 
+def test_both_zeros_are_one_logit(ops, isa, device):
+    logits = (torch.randn(1, 1023) * 0.02).round() / 2
+    assert {float(x).hex() for x in logits[0]} >= {"0x0.0p+0", "-0x0.0p+0"}
+    expected, out = logits.clone(), logits.to(device, copy=True)
+    reference(expected, None, torch.tensor([0.25]))
+    ops.top_k_top_p(out, None, torch.tensor([0.25]).to(device))
+    assert torch.equal(out.cpu(), expected)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 9001), (1, 151936)])
 def test_min_p_equals_vllms_rule(ops, isa, device, shape):
     logits, bound = torch.randn(shape) * 3, torch.rand(shape[0]) * 0.5
@@ -168,6 +177,16 @@ def test_the_choice_inverts_the_distribution(ops, isa, device, width):
     assert (above >= uniform - 1e-6).all()
     assert (below <= uniform + 1e-6).all()
     assert (logits.gather(1, token[:, None]) > -INFINITY).all()
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("width", [5000, 32000, 50000, 151936])
+def test_the_highest_number_draws_what_comes_last(ops, isa, width, scale):
+    """What lies after the token has hardly a mass, however the sums of the pieces were rounded."""
+    logits, uniform = torch.randn(4, width) * scale, torch.full((4,), 1 - 2**-53, dtype=torch.float64)
+    token = ops.random_sample(logits, uniform)
+    mass = logits.double().softmax(-1).cumsum(-1)
+    assert (mass.gather(1, token[:, None]) > 1 - 1e-6).all()
 
 
 def test_the_choice_at_the_ends_and_of_odd_rows(ops, isa):
@@ -241,6 +260,18 @@ def test_tokens_of_many_positions_have_the_distribution(ops):
     torch.testing.assert_close(counts / 4000, logits[0].exp(), atol=0.03, rtol=0)
 
 
+def test_requests_that_nobody_knows_are_as_none(ops, isa, device):
+    """A replay cannot raise: they take the highest logit, and no penalties."""
+    logits, requests = torch.randn(3, 50), torch.tensor([2, 10**12, -(10**12)])
+    given = (logits, requests, torch.ones(2), torch.tensor([3, 3]), torch.tensor([1, 2, 3]))
+    assert torch.equal(ops.seeded_sample(*(x.to(device) for x in given)).cpu(), logits.argmax(-1))
+    none, twos = torch.zeros(3, dtype=torch.int32), [torch.full((2,), 2.0)] * 3
+    counts = torch.full((2, 2), -1, dtype=torch.int32), torch.ones(2, 50, dtype=torch.int32)
+    out = logits.to(device, copy=True)
+    ops.counted_penalties(out, *(x.to(device) for x in (requests, none, none, *twos, *counts)))
+    assert torch.equal(out.cpu(), logits)
+
+
 @pytest.mark.parametrize(("width", "spare"), [(1, 0), (50, 0), (8224, 9), (20001, 0)])
 def test_counted_penalties(ops, isa, device, width, spare):
     """Drafts count, of the rows up to this one; a negative request, and one with neutral penalties, stay as they are."""
@@ -258,6 +289,21 @@ def test_counted_penalties(ops, isa, device, width, spare):
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(out[4:].cpu(), logits[4:])
     assert width == 1 or not torch.equal(expected[:3], logits[:3])
+
+
+@pytest.mark.parametrize("place", [4, 5, 6, 7, 8])
+def test_penalties_and_counts_of_other_requests_are_refused(ops, place):
+    row, two = torch.zeros(3, dtype=torch.int32), torch.ones(2)
+    args = [torch.randn(3, 50), row.long(), row, row, two, two, two, torch.zeros(2, 2).int(), torch.zeros(2, 50).int()]
+    args[place] = args[place][:1]
+    with pytest.raises(RuntimeError, match="requests"):
+        ops.counted_penalties(*args)
+
+
+def test_noise_of_no_request_is_refused(ops):
+    ids = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="noise for no request"):
+        ops.recovered_tokens(ids, ids[:0], ids, None, torch.rand(3, 50), torch.rand(0, 50))
 
 
 def test_counts_that_do_not_fit_are_refused(ops):

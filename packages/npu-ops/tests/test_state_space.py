@@ -158,7 +158,40 @@ def test_a_graph_reads_the_requests_anew(ops, npu):
         torch.testing.assert_close((y.cpu(), state.cpu()), (expected, expected_state))
 
 
+def steps(name, tokens):
+    """Arguments of an op up to the state, which holds SLOTS; the state's place."""
+    x, state = torch.randn(tokens, 4, 8), torch.randn(SLOTS, 4, 8, 16)
+    if name == "causal_conv1d":
+        return [torch.randn(tokens, 16), torch.randn(16, 4), None, torch.randn(SLOTS, 16, 3)], 3
+    if name == "selective_scan":
+        b, c = torch.randn(2, tokens, 2, 16)
+        return [torch.zeros_like(x), x, torch.randn(tokens, 4), -torch.rand(4), b, c, None, None, None, state], 9
+    gates = torch.randn(2, tokens, 4)
+    return [torch.zeros_like(x), torch.randn(tokens, 96), *gates, torch.randn(4), torch.randn(4), state], 6
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d", "selective_scan", "gated_delta_rule"])
+def test_what_is_no_slot_and_no_token_is_padding(ops, isa, device, name):
+    """A replay cannot raise: a slot beyond the state is as slot 0, and tokens begin at the first."""
+    args, place = steps(name, 5)
+    tail = (None, True) if name == "causal_conv1d" else (None,)
+
+    def run(slots, starts):
+        mine = [x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in args]
+        requests = (torch.tensor(values, dtype=torch.int32).to(device) for values in (slots, starts))
+        returned = getattr(ops, name)(*mine, *requests, *tail)
+        return (mine[0] if returned is None else returned).cpu(), mine[place].cpu()
+
+    expected, actual = run([2, 0], [0, 3, 5]), run([2, 10**9], [-(10**9), 3, 10**9])
+    assert all(map(torch.equal, actual, expected))
+    assert not actual[0][3:].any()
+
+
 def test_wrong_shapes_say_what_is_wanted(ops):
+    with pytest.raises(RuntimeError, match="key size > 0"):
+        args, place = steps("gated_delta_rule", 2)
+        args[place] = args[place][..., :0]
+        ops.gated_delta_rule(*args, torch.ones(2, dtype=torch.int32), None, None)
     x, slots = torch.randn(2, 8), torch.zeros(2, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="width must be 2 to 8"):
         ops.causal_conv1d(x, torch.randn(8, 1), None, torch.randn(2, 8, 0), slots, None, None, False)

@@ -192,6 +192,7 @@ def test_nothing_in_nothing_out(ops, isa, shape):
         ({"bias": torch.rand(31)}, "bias must be"),
         ({"order": torch.arange(63).int()}, "order must be"),
         ({"group": 48}, "group_size must divide"),
+        ({"group": 2**63 - 1, "scales": torch.rand(1, 0, 32)}, "scales must be"),
     ],
 )
 def test_mismatches_are_refused(ops, change, match):

@@ -16,8 +16,14 @@ void check_shapes(const char* op, const Tensor& key, const Tensor& value, const 
   NPU_CHECK(value.size(1) == heads && key_cache.size(1) == heads && value_cache.size(1) == heads && key_cache.size(3) == key.size(2) &&
                 value_cache.size(3) == value.size(2),
             op, ": heads and sizes of keys, values and caches must agree.");
+  const int64_t blocks = key_cache.size(0), block_size = key_cache.size(2);
+  NPU_CHECK(value_cache.size(0) == blocks && value_cache.size(2) == block_size, op, ": both caches must have ", blocks, " blocks of ",
+            block_size, " tokens.");
+  NPU_CHECK(block_size > 0, op, ": a block of the caches must have at least one token.");
   check_same_dtype(key, value, "value");
   for (const Tensor* t : {&key, &value, &key_cache, &value_cache}) check_dense_rows(*t, "every argument");
+  check_one_device(key, {&value, &key_cache, &value_cache, &slot_mapping});
+  for (const Tensor* t : {&key_cache, &value_cache}) check_written(*t, "each cache");
 }
 
 void reshape_and_cache(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping) {
@@ -37,6 +43,7 @@ void reshape_and_cache(Tensor key, Tensor value, Tensor key_cache, Tensor value_
 CodedRows coded_rows(const Tensor& rows, const Tensor& codes, const Tensor& scales, const char* name) {
   const int64_t heads = rows.size(1);
   NPU_CHECK(scales.scalar_type() == ScalarType::Float, "reshape_and_cache_quantized: the scale of ", name, " must be float32.");
+  check_same_device(rows, scales, "each scale");
   CodedRows r{rows.data_ptr(), codes.data_ptr(), static_cast<float*>(scales.data_ptr()), rows.size(2), rows.stride(0), rows.stride(1),
               codes.stride(0), codes.stride(1), codes.stride(2), 0, 0, 0};
   if (scales.dim() == 3) {
@@ -60,7 +67,7 @@ void reshape_and_cache_quantized(Tensor key, Tensor value, Tensor key_cache, Ten
   NPU_CHECK(code == ScalarType::Float8_e4m3fn || code == ScalarType::Char, "reshape_and_cache_quantized: caches must be float8_e4m3fn or int8.");
   const CacheCodesParams params{coded_rows(key, key_cache, key_scale, "key"), coded_rows(value, value_cache, value_scale, "value"),
                                 static_cast<const int64_t*>(slot_mapping.data_ptr()), slot_mapping.numel(), key.size(1), key_cache.size(2),
-                                code == ScalarType::Char, key_scale.dim() == 3, dtype_of(key, "key")};
+                                key_cache.size(0), code == ScalarType::Char, key_scale.dim() == 3, dtype_of(key, "key")};
   launch<cache_codes_tiers>(key_cache, "npu_ops::reshape_and_cache_quantized", params);
 }
 

@@ -20,6 +20,7 @@ Tensor causal_conv1d(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor
   check_same_dtype(weight, x, "weight");
   check_same_device(weight, x, "weight");
   check_same_device(state, x, "state");
+  check_written(state, "state");
   if (bias) {
     NPU_CHECK(bias->numel() == channels && bias->is_contiguous(), "causal_conv1d: bias must be [", channels, "].");
     check_same_dtype(*bias, x, "bias");
@@ -27,7 +28,7 @@ Tensor causal_conv1d(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor
   }
   Tensor y = empty({tokens, channels}, x);
   const CausalConvParams params{y.data_ptr(), x.data_ptr(), weight.data_ptr(), bias ? bias->data_ptr() : nullptr, state.data_ptr(),
-                                sequences_of("causal_conv1d", x, state_indices, query_start_loc, has_initial_state, tokens),
+                                sequences_of("causal_conv1d", x, state, state_indices, query_start_loc, has_initial_state, tokens),
                                 channels, width, x.stride(0), weight.stride(0), state.stride(0), state.stride(1), state.stride(2), dtype, state_dtype, silu};
   if (tokens > 0 && channels > 0) launch<causal_conv1d_tiers>(x, "npu_ops::causal_conv1d", params);
   return y;

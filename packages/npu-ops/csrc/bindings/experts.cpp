@@ -29,6 +29,9 @@ ExpertsParams experts_params(const char* op, const Tensor& x, const Tensor& out,
   check_bias(op, bias2, x, experts, hidden, "bias2");
   NPU_CHECK(ids.dim() == 2 && ids.size(0) == tokens && ids.is_contiguous() && (is_int32(ids) || is_int64(ids)), op,
             ": ids must be contiguous int32 or int64 [", tokens, ", top_k].");
+  check_same_device(x, weights, "weights");
+  check_same_device(x, ids, "ids");
+  check_same_device(x, expert_map, "expert_map");
   const int64_t top_k = ids.size(1), pairs = tokens * top_k;
   NPU_CHECK(weights.dim() == 2 && weights.size(0) == tokens && weights.size(1) == top_k && weights.is_contiguous() &&
                 weights.scalar_type() == ScalarType::Float,

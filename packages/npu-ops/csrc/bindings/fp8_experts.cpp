@@ -27,6 +27,7 @@ Fp8Experts projection(const Tensor& x, const Tensor& w, const Tensor& scale, con
     NPU_CHECK(x_scale->scalar_type() == ScalarType::Float && x_scale->numel() == 1, kOp, ": the scale of x for ", name, " must be float32 [1].");
   check_same_device(x, w, name);
   check_same_device(x, scale, "scale");
+  check_same_device(x, x_scale, "the scale of x");
   return {static_cast<const uint8_t*>(w.data_ptr()),
           static_cast<const float*>(scale.data_ptr()),
           x_scale ? static_cast<const float*>(x_scale->data_ptr()) : nullptr,
@@ -40,11 +41,13 @@ Tensor fp8_experts(Tensor x, Tensor w13, Tensor scale13, Tensor w2, Tensor scale
                    std::optional<Tensor> x_scale2, int64_t x_group, int64_t block_n, int64_t block_k, std::string activation, double alpha,
                    double beta, double limit, bool weigh_input) {
   const bool in_panels = w2.dim() == 4;
+  block_n = within_reach(block_n), block_k = within_reach(block_k), x_group = within_reach(x_group);
   NPU_CHECK(x.dim() == 2 && (in_panels || w2.dim() == 3) && w13.dim() == w2.dim() && w13.size(0) == w2.size(0), kOp,
             ": x must be [tokens, hidden], w13 [experts, gate and up rows, hidden], w2 [experts, hidden, width], or both packed with npu_ops.panels.");
   x = with_dense_rows(x);
   // of packed weights the width is a multiple of four
   const int64_t hidden = x.size(1), width = in_panels ? 4 * w2.size(2) : w2.size(2);
+  NPU_CHECK(hidden > 0 && width > 0, kOp, ": x and w2 must have elements in their last dimension.");
   const int64_t one = in_panels ? panels_of(width) : width, all = in_panels ? panels_of(hidden) : hidden;
   NPU_CHECK(w2.size(1) == all && (w13.size(1) == one || w13.size(1) == 2 * one), kOp, ": w2 must have ", all, " rows or panels for x of ", hidden,
             " elements, got ", w2.size(1), ", and w13 ", one, " or twice that for a width of ", width, ", got ", w13.size(1), ".");

@@ -39,6 +39,7 @@ Tensor static_int8_quant(Tensor x, Tensor scale, std::optional<Tensor> zero) {
   NPU_CHECK(is_float(scale) && scale.numel() == 1, "static_int8_quant: scale must be float32 [1].");
   if (zero) NPU_CHECK(is_int32(*zero) && zero->numel() == 1, "static_int8_quant: zero must be int32 [1].");
   check_same_device(x, scale, "scale");
+  check_same_device(x, zero, "zero");
   const Rows rows = flat_rows_of(x);
   Tensor out = empty(x.sizes(), x, ScalarType::Char);
   launch<int8_quant_tiers>(x, "npu_ops::static_int8_quant",
@@ -63,6 +64,9 @@ Int8LinearParams weights_of(const Tensor& x, const Rows& rows, const Tensor& wei
     NPU_CHECK(bias->dim() == 1 && bias->size(0) == n && bias->is_contiguous() && bias->scalar_type() == out.scalar_type(),
               "int8_linear: bias must be contiguous [", n, "] of the result's dtype.");
   check_same_device(x, weight, "weight");
+  check_same_device(x, weight_scale, "weight_scale");
+  check_same_device(x, weight_sum, "weight_sum");
+  check_same_device(x, bias, "bias");
   Int8LinearParams params{};
   params.w = static_cast<const uint8_t*>(weight.data_ptr());
   params.w_scale = static_cast<const float*>(weight_scale.data_ptr());
@@ -92,6 +96,8 @@ Tensor int8_linear(Tensor x, Tensor x_scale, std::optional<Tensor> x_zero, Tenso
               "int8_linear: x_zero must be int32 in the shape of x_scale.");
     NPU_CHECK(weight_sum, "int8_linear: x_zero needs weight_sum.");
   }
+  check_same_device(x, x_scale, "x_scale");
+  check_same_device(x, x_zero, "x_zero");
   Tensor out = result_of(x, out_features, dtype);
   Int8LinearParams params = weights_of(x, rows, weight, weight_scale, weight_sum, bias, out_features, out);
   params.x = static_cast<const int8_t*>(rows.tensor.data_ptr());

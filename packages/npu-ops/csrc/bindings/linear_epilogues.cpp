@@ -37,6 +37,7 @@ void linear_add(Tensor residual, Tensor x, Tensor weight, std::optional<Tensor> 
   NPU_CHECK(sizes_of(residual) == sizes, "linear_add_: residual must have the shape of the product, with ", params.n, " columns.");
   check_same_dtype(x, residual, "residual");
   check_same_device(x, residual, "residual");
+  check_written(residual, "residual");
   const Rows rows = rows_of(residual);
   NPU_CHECK(rows.outer == 1 && rows.tensor.data_ptr() == residual.data_ptr(),
             "linear_add_: residual is written in place, so its rows must be contiguous and lie one stride apart; call contiguous() first.");

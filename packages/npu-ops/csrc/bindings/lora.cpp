@@ -43,6 +43,7 @@ void lora_shrink(Tensor y, Tensor x, std::vector<Tensor> weights, Tensor indices
   const int64_t slices = static_cast<int64_t>(weights.size()), tokens = x.size(0), hidden = x.size(1), adapters = weights[0].size(0);
   check_indices(indices, x, tokens);
   check_products(y, x, slices, tokens, "y");
+  check_written(y, "y");
   LoraShrinkParams params{static_cast<float*>(y.data_ptr()), x.data_ptr(), static_cast<const int64_t*>(indices.data_ptr()), {}, slices, tokens,
                           hidden, adapters, x.stride(0), y.stride(0), y.stride(1), static_cast<float>(scale), dtype_of(x, "x")};
   for (int64_t i = 0; i < slices; ++i) {
@@ -56,6 +57,7 @@ void lora_expand(Tensor y, Tensor x, std::vector<Tensor> weights, Tensor indices
   check_slices(weights);
   NPU_CHECK(y.dim() == 2 && columns.size() == weights.size(), "lora_expand: y must be [tokens, columns], and columns say how many each weight has.");
   check_dense_rows(y, "y");
+  check_written(y, "y");
   const int64_t slices = static_cast<int64_t>(weights.size()), tokens = y.size(0), adapters = weights[0].size(0);
   check_indices(indices, y, tokens);
   check_products(x, y, slices, tokens, "x");

@@ -12,18 +12,33 @@ constexpr size_t kShape = 8;  // numbers of a stack
 
 bool is_bytes(const Tensor& t) { return t.scalar_type() == ScalarType::Char && t.dim() == 1 && t.is_contiguous(); }
 
+int64_t plus(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  NPU_CHECK(!__builtin_add_overflow(a, b, &sum), "copy_pages: ", a, " + ", b, " of the stacks' rows or bytes is beyond 2^63.");
+  return sum;
+}
+int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  NPU_CHECK(!__builtin_mul_overflow(a, b, &product), "copy_pages: ", a, " * ", b, " of a stack's rows or bytes is beyond 2^63.");
+  return product;
+}
+
 // Takes its pairs from `offsets` on.
 PageStack stack_of(const Tensor& device, const int64_t* shape, const int64_t* offsets) {
   return {static_cast<char*>(device.data_ptr()), {shape[0], shape[1], shape[2]}, {shape[3], shape[4], shape[5]}, shape[6], offsets,
-          shape[7] * shape[0] * shape[3]};
+          times(times(shape[7], shape[0]), shape[3])};
+}
+
+// Bytes from the first of a pair to the end, by the distances of layers and of fragments.
+int64_t reach_of(const PageStack& s, int64_t layer, int64_t fragment) {
+  return plus(plus(times(s.layers.number - 1, layer), times(s.fragments.number - 1, fragment)), s.bytes);
 }
 
 void check_stack(const PageStack& s, int64_t pairs, int64_t device_bytes, int64_t host_bytes) {
   const int64_t least = std::min({s.layers.device, s.layers.host, s.fragments.device, s.fragments.host});
   NPU_CHECK(s.layers.number > 0 && s.fragments.number > 0 && s.bytes > 0 && pairs >= 0 && least >= 0,
             "copy_pages: layers, fragments and bytes of a stack must be positive, distances and pairs not negative.");
-  const int64_t on_device = (s.layers.number - 1) * s.layers.device + (s.fragments.number - 1) * s.fragments.device + s.bytes;
-  const int64_t on_host = (s.layers.number - 1) * s.layers.host + (s.fragments.number - 1) * s.fragments.host + s.bytes;
+  const int64_t on_device = reach_of(s, s.layers.device, s.fragments.device), on_host = reach_of(s, s.layers.host, s.fragments.host);
   for (int64_t i = 0; i < pairs; ++i) {
     const int64_t d = s.offsets[2 * i], h = s.offsets[2 * i + 1];
     NPU_CHECK(d >= 0 && d <= device_bytes - on_device && h >= 0 && h <= host_bytes - on_host, "copy_pages: a pair at ", d, " and ", h,
@@ -52,7 +67,7 @@ void copy_pages(std::vector<Tensor> device, Tensor host, std::vector<int64_t> sh
     stacks.push_back(stack_of(device[i], shape, offsets));
     check_stack(stacks.back(), shape[7], device[i].numel(), host.numel());
     offsets += 2 * shape[7];
-    rows += stacks.back().rows;
+    rows = plus(rows, stacks.back().rows);
   }
   NPU_CHECK(offsets == end, "copy_pages: there are more pairs than stacks have.");
   int64_t* const done = static_cast<int64_t*>(progress.data_ptr());

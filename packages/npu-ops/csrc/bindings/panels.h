@@ -17,6 +17,12 @@ inline PanelFormat panel_format(const Tensor& weight, const Tensor& scales, cons
 // Rows of 32 that a panel's scales take.
 inline int64_t scale_rows(PanelFormat format, int64_t groups) { return groups + (format == PanelFormat::nvfp4 ? kFactorRows : 0); }
 
+// A number of elements that share something, within what sums with it do not overflow: longer than any row it stays.
+inline int64_t within_reach(int64_t group) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  return group < kMost ? group : kMost;
+}
+
 // Panels of 32 columns that hold `columns`.
 inline int64_t panels_of(int64_t columns) { return (columns + 31) / 32; }
 

@@ -27,8 +27,12 @@ CacheParams cache_params(const Tensor& key, const Tensor& value, const Tensor& k
     NPU_CHECK(cache->dim() == 4 && cache->size(1) == heads, kName, ": caches must be [blocks, ", heads, ", tokens of a block, size].");
     check_same_dtype(key, *cache, "each cache");
     check_dense_rows(*cache, "each cache");
+    check_written(*cache, "each cache");
   }
   NPU_CHECK(key_cache.size(3) == key.size(2) && value_cache.size(3) == value.size(2), kName, ": sizes of heads and caches must agree.");
+  NPU_CHECK(value_cache.size(0) == key_cache.size(0) && value_cache.size(2) == key_cache.size(2), kName, ": both caches must have ",
+            key_cache.size(0), " blocks of ", key_cache.size(2), " tokens.");
+  NPU_CHECK(key_cache.size(2) > 0, kName, ": a block of the caches must have at least one token.");
   return {key.data_ptr(), value.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), static_cast<const int64_t*>(slots.data_ptr()), slots.numel(),
           heads, key_cache.size(2), key_cache.size(0), key.size(2) * b, value.size(2) * b, key.stride(0) * b, key.stride(1) * b, value.stride(0) * b,
           value.stride(1) * b, key_cache.stride(0) * b, key_cache.stride(1) * b, key_cache.stride(2) * b, value_cache.stride(0) * b,
@@ -44,20 +48,22 @@ void qk_norm_rotary_and_cache(Tensor positions, Tensor query, Tensor key, Tensor
   check_heads(query, count, size, "query");
   check_heads(key, count, size, "key");
   check_heads(value, count, value.size(value.dim() - 1), "value");
+  check_written(query, "query");
+  check_written(key, "key");
   NPU_CHECK(value.size(1) == key.size(1), kName, ": key and value must have the same heads.");
   NPU_CHECK(table.dim() == 2 && table.size(1) % 2 == 0 && table.size(1) <= size, kName, ": cos_sin_cache must be [positions, rotary_dim <= ", size, "].");
   NPU_CHECK(table.scalar_type() == query.scalar_type() || table.scalar_type() == ScalarType::Float, kName,
             ": cos_sin_cache must be float32 or of the query's dtype.");
   check_dense_rows(table, "cos_sin_cache");
   for (const Tensor* t : {&key, &value}) check_same_dtype(query, *t, "key and value");
-  for (const Tensor* t : {&key, &value, &table, &positions, &slots, &key_cache, &value_cache}) check_same_device(query, *t, "every tensor");
+  check_one_device(query, {&key, &value, &table, &positions, &slots, &key_cache, &value_cache});
   check_weight(query_weight, query, size);
   check_weight(key_weight, query, size);
   if (query_weight && key_weight) check_same_dtype(*query_weight, *key_weight, "key_weight");
   const std::optional<Tensor>& weight = query_weight ? query_weight : key_weight;
   QkNormRotaryParams params{};
   params.rotary = {static_cast<const int64_t*>(positions.data_ptr()), 0, query.data_ptr(), key.data_ptr(), count, query.size(1), key.size(1), size,
-                   table.size(1), query.stride(0), key.stride(0), query.stride(1), key.stride(1), table.data_ptr(), table.stride(0),
+                   table.size(1), query.stride(0), key.stride(0), query.stride(1), key.stride(1), table.data_ptr(), table.stride(0), table.size(0),
                    dtype_of(query, "query"), dtype_of(table, "cos_sin_cache"), neox, {0, 0, 0}, false};
   params.cache = cache_params(key, value, key_cache, value_cache, slots);
   params.query_weight = query_weight ? query_weight->data_ptr() : nullptr;

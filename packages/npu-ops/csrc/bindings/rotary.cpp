@@ -14,6 +14,7 @@ struct Heads {
 // [tokens, heads * head_size] or [tokens, heads, head_size], written in place
 Heads heads_of(const Tensor& t, int64_t tokens, int64_t head_size, const char* name) {
   check_dense_rows(t, name);
+  check_written(t, name);
   if (t.dim() == 3) {
     NPU_CHECK(t.size(0) == tokens && t.size(2) == head_size, "rotary_embedding: ", name, " must be [", tokens, ", heads, ", head_size, "].");
     return {t.data_ptr(), t.size(1), t.stride(0), t.stride(1)};
@@ -27,6 +28,7 @@ void run(const Tensor& positions, const Tensor& query, const std::optional<Tenso
          const std::vector<int64_t>& sections, bool interleaved) {
   const bool three = !sections.empty();
   NPU_CHECK(is_int64(positions), "rotary_embedding: positions must be int64.");
+  NPU_CHECK(head_size > 0, "rotary_embedding: head_size must be positive, got ", head_size, ".");
   NPU_CHECK(three ? positions.dim() == 2 && positions.size(0) == 3 && sections.size() == 3 : true,
             "rotary_embedding: sections are three, and positions then [3, tokens].");
   check_dense_rows(positions, "positions");
@@ -40,9 +42,10 @@ void run(const Tensor& positions, const Tensor& query, const std::optional<Tenso
   const Heads q = heads_of(query, tokens, head_size, "query");
   const Heads k = key ? heads_of(*key, tokens, head_size, "key") : Heads{nullptr, 0, 0, 0};
   if (key) check_same_dtype(query, *key, "key");
+  check_same_device(query, key, "key");
   RotaryParams params{static_cast<const int64_t*>(positions.data_ptr()), three ? positions.stride(0) : 0, q.data, k.data, tokens, q.heads,
                       k.heads, head_size, table.size(1), q.token_stride, k.token_stride, q.head_stride, k.head_stride, table.data_ptr(),
-                      table.stride(0), dtype_of(query, "query"), dtype_of(table, "cos_sin_cache"), neox, {0, 0, 0}, interleaved};
+                      table.stride(0), table.size(0), dtype_of(query, "query"), dtype_of(table, "cos_sin_cache"), neox, {0, 0, 0}, interleaved};
   for (size_t i = 0; i < sections.size(); ++i) params.sections[i] = static_cast<int32_t>(sections[i]);
   launch<rotary_tiers>(query, "npu_ops::rotary_embedding", params);
 }
@@ -53,6 +56,14 @@ void rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key,
 
 void multimodal_rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key, int64_t head_size, Tensor cos_sin_cache,
                                  bool is_neox, std::vector<int64_t> sections, bool interleaved) {
+  const int64_t half = cos_sin_cache.size(cos_sin_cache.dim() - 1) / 2;
+  int64_t left = half;
+  for (const int64_t section : sections) {
+    NPU_CHECK(section >= 0 && section <= left, "multimodal_rotary_embedding: sections must share out the ", half, " channels, got one of ", section,
+              " where ", left, " are left.");
+    left -= section;
+  }
+  NPU_CHECK(left == 0, "multimodal_rotary_embedding: sections must share out the ", half, " channels, but leave ", left, ".");
   run(positions, query, key, head_size, cos_sin_cache, is_neox, sections, interleaved);
 }
 

@@ -7,7 +7,8 @@
 namespace npu_ops {
 
 // slots: int32 [requests]; starts: int32 [requests + 1] or none, for one token each; has_state: bool [requests] or none, for all.
-inline Sequences sequences_of(const char* op, const Tensor& on, const Tensor& slots, const std::optional<Tensor>& starts,
+// `state` has a slot a row.
+inline Sequences sequences_of(const char* op, const Tensor& on, const Tensor& state, const Tensor& slots, const std::optional<Tensor>& starts,
                               const std::optional<Tensor>& has_state, int64_t tokens) {
   const int64_t requests = slots.numel();
   NPU_CHECK(slots.dim() == 1 && is_int32(slots), op, ": state_indices must be int32 [requests].");
@@ -24,7 +25,7 @@ inline Sequences sequences_of(const char* op, const Tensor& on, const Tensor& sl
     check_same_device(*has_state, on, "has_initial_state");
   }
   return {static_cast<const int32_t*>(slots.data_ptr()), starts ? static_cast<const int32_t*>(starts->data_ptr()) : nullptr,
-          has_state ? static_cast<const bool*>(has_state->data_ptr()) : nullptr, requests, requests ? slots.stride(0) : 1, tokens};
+          has_state ? static_cast<const bool*>(has_state->data_ptr()) : nullptr, requests, requests ? slots.stride(0) : 1, tokens, state.size(0)};
 }
 
 }  // namespace npu_ops

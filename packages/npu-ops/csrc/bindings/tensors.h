@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -37,11 +38,25 @@ inline bool is_int32(const Tensor& t) { return t.scalar_type() == ScalarType::In
 inline void check_same_device(const Tensor& a, const Tensor& b, const char* name) {
   NPU_CHECK(a.device() == b.device(), name, " must be on the device of the first argument.");
 }
+inline void check_same_device(const Tensor& a, const std::optional<Tensor>& b, const char* name) {
+  if (b) check_same_device(a, *b, name);
+}
+// Of ops that every layer calls: the device of the first is asked for once.
+inline void check_one_device(const Tensor& first, std::initializer_list<const Tensor*> others) {
+  const auto device = first.device();
+  for (const Tensor* t : others) NPU_CHECK(t->device() == device, "every tensor must be on the device of the first argument.");
+}
 inline void check_same_dtype(const Tensor& a, const Tensor& b, const char* name) {
   NPU_CHECK(a.scalar_type() == b.scalar_type(), name, " must have the dtype of the first argument; convert it first.");
 }
 inline void check_dense_rows(const Tensor& t, const char* name) {
   NPU_CHECK(t.size(t.dim() - 1) <= 1 || t.stride(t.dim() - 1) == 1, name, " must be contiguous in its last dimension; call contiguous().");
+}
+// What several elements of a tensor share would be written once for each of them.
+inline void check_written(const Tensor& t, const char* name) {
+  const auto sizes = t.sizes(), strides = t.strides();
+  for (size_t d = 0; d < sizes.size(); ++d)
+    NPU_CHECK(strides[d] != 0 || sizes[d] <= 1, name, " is written in place, so no dimension may be expanded, as ", d, " is; clone() it first.");
 }
 // The tensor itself, or a copy with contiguous rows.
 inline Tensor with_dense_rows(const Tensor& t) {

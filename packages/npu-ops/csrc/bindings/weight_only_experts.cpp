@@ -25,6 +25,7 @@ PanelExperts projection(const Tensor& x, const Tensor& w, const Tensor& scales, 
     NPU_CHECK(grouped(*zeros, groups) && zeros->scalar_type() == ScalarType::Char, kOp, ": the zeros of ", name, " must be int8 in the shape of its scales.");
   check_same_device(x, w, name);
   check_same_device(x, scales, "scales");
+  check_same_device(x, zeros, "zeros");
   return {static_cast<const uint8_t*>(w.data_ptr()),
           scales.data_ptr(),
           zeros ? static_cast<const int8_t*>(zeros->data_ptr()) : nullptr,
@@ -39,6 +40,7 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
                            int64_t group_size, std::string activation, double alpha, double beta, double limit, bool weigh_input) {
   NPU_CHECK(x.dim() == 2 && w13.dim() == 4 && w2.dim() == 4 && w13.size(0) == w2.size(0) && w13.size(3) == w2.size(3), kOp,
             ": x must be [tokens, hidden], w13 and w2 [experts, panels, units, 64 or 128].");
+  group_size = within_reach(group_size);
   NPU_CHECK(group_size >= 4 && fits_panels(group_size, x.size(1) > width ? x.size(1) : width), kOp,
             ": group_size must divide 128, be a multiple of 128, or at least the width of both layers, got ", group_size, ".");
   x = with_dense_rows(x);

@@ -12,6 +12,7 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
   Rows rows = rows_of(x);
   if (rows.outer > 1) rows = rows_of(torch::stable::contiguous(x));
   const int64_t n = out_features, k = rows.width, panels = panels_of(n);
+  group_size = within_reach(group_size);
   NPU_CHECK(weight.dim() == 3 && weight.size(0) == panels && weight.size(1) == (k + 3) / 4 && (weight.size(2) == 64 || weight.size(2) == 128) &&
                 weight.scalar_type() == ScalarType::Byte && weight.is_contiguous(),
             "weight_only_linear: weight must be contiguous uint8 [", panels, ", ", (k + 3) / 4,
@@ -37,6 +38,9 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
   }
   check_same_device(x, weight, "weight");
   check_same_device(x, scales, "scales");
+  check_same_device(x, zeros, "zeros");
+  check_same_device(x, order, "order");
+  check_same_device(x, bias, "bias");
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = n;
   Tensor out = empty(sizes, x);

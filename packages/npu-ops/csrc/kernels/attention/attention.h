@@ -18,7 +18,8 @@ struct AttentionParams {
   const int32_t* query_start_loc;
   const int32_t* seq_lens;  // null: each request has as many keys as queries
   int64_t tokens;           // rows of query: no request reaches beyond
-  int64_t requests, query_heads, kv_heads, head_size, value_size, block_size;
+  int64_t requests, query_heads, kv_heads, head_size, value_size, block_size, num_blocks;
+  int64_t most_keys;  // that a row of block_table has room for: no sequence is longer
   int64_t out_token, out_head, query_token, query_head;
   int64_t key_block, key_head, key_token, value_block, value_head, value_token;
   float scale, soft_cap;

@@ -7,9 +7,13 @@
 namespace npu_ops::NPU_TIER {
 namespace {
 
+// A replayed kernel cannot raise: a slot that is none of the cache is skipped, as a negative one is.
+template <class Params>
+NPU_INLINE bool is_slot(const Params& p, int64_t slot) { return slot >= 0 && slot < p.num_blocks * p.block_size; }
+
 inline void write_token(const CacheParams& p, int64_t t) {
   const int64_t slot = p.slots[t];
-  if (slot < 0) return;
+  if (!is_slot(p, slot)) return;
   const int64_t block = slot / p.block_size, offset = slot % p.block_size;
   const char* k = static_cast<const char*>(p.key) + t * p.key_token;
   const char* v = static_cast<const char*>(p.value) + t * p.value_token;

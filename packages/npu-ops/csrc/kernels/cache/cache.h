@@ -11,7 +11,7 @@ struct CacheParams {
   const void* value;
   void* key_cache;
   void* value_cache;
-  const int64_t* slots;  // block * block_size + offset; negative: skip
+  const int64_t* slots;  // block * block_size + offset; outside of the cache: skip
   int64_t tokens, heads, block_size, num_blocks;
   int64_t key_bytes, value_bytes;  // of one head
   int64_t key_token, key_head, value_token, value_head;
@@ -32,7 +32,7 @@ struct CodedRows {
 struct CacheCodesParams {
   CodedRows key, value;
   const int64_t* slots;
-  int64_t tokens, heads, block_size;
+  int64_t tokens, heads, block_size, num_blocks;
   bool int8;          // else e4m3
   bool token_scales;  // one a token and head, to be written; else given by head
   Dtype dtype;

@@ -17,13 +17,28 @@ NPU_INLINE int section_of(const RotaryParams& p, int64_t i) {
   return i < p.sections[0] ? 0 : i < p.sections[0] + p.sections[1] ? 1 : 2;
 }
 
+// The row of a position, cosines and then sines; null where the table has none.
+template <class C>
+NPU_INLINE const C* row_of(const RotaryParams& p, int64_t position) {
+  return position >= 0 && position < p.cos_sin_rows ? static_cast<const C*>(p.cos_sin) + position * p.cos_sin_stride : nullptr;
+}
+
 // Cosines and sines of one token as floats, [half] each, zero padded to a vector.
 template <class C>
 inline void gather_cos_sin(const RotaryParams& p, int64_t token, float* cos, float* sin) {
   const int64_t half = p.rotary_dim / 2;
-  const C* table = static_cast<const C*>(p.cos_sin);
-  if (p.sections[0] + p.sections[1] + p.sections[2] == 0) {
-    const C* row = table + p.positions[token] * p.cos_sin_stride;
+  const bool plain = p.sections[0] + p.sections[1] + p.sections[2] == 0;
+  const C* rows[3];
+  for (int i = 0; i < (plain ? 1 : 3); ++i) {
+    rows[i] = row_of<C>(p, p.positions[i * p.positions_stride + token]);
+    if (rows[i]) continue;
+    // A replayed kernel cannot raise: a position outside of the table gives NaN, never somebody's memory.
+    memset(cos, 0xff, sizeof(float) * half);
+    memset(sin, 0xff, sizeof(float) * half);
+    return;
+  }
+  if (plain) {
+    const C* row = rows[0];
     for (int64_t i = 0; i < half; i += W) {
       store(cos + i, load_n(row + i, half - i));
       store(sin + i, load_n(row + half + i, half - i));
@@ -31,7 +46,7 @@ inline void gather_cos_sin(const RotaryParams& p, int64_t token, float* cos, flo
     return;
   }
   for (int64_t i = 0; i < half; ++i) {
-    const C* row = table + p.positions[section_of(p, i) * p.positions_stride + token] * p.cos_sin_stride;
+    const C* row = rows[section_of(p, i)];
     cos[i] = to_float(row[i]);
     sin[i] = to_float(row[half + i]);
   }

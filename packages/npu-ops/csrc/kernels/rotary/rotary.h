@@ -14,7 +14,7 @@ struct RotaryParams {
   int64_t query_stride, key_stride;            // between tokens
   int64_t query_head_stride, key_head_stride;  // between heads
   const void* cos_sin;                         // [positions][rotary_dim]: cosines, then sines
-  int64_t cos_sin_stride;
+  int64_t cos_sin_stride, cos_sin_rows;
   Dtype dtype, cache_dtype;
   bool neox;               // pairs (i, i + half); else (2i, 2i + 1)
   int32_t sections[3];     // multimodal: channels of time, height, width; all 0: plain

@@ -35,12 +35,12 @@ struct RandomSampleParams {
 
 struct SeededSampleParams {
   const float* logits;       // [rows, width], rows `stride` apart, divided by their temperatures
-  const int64_t* requests;   // [rows]: where a row's request has its temperature and its seed; negative: it has none
+  const int64_t* requests;   // [rows]: where a row's request has its temperature and its seed; outside of them: it has none
   const float* temperature;  // [requests], 0: the highest logit is chosen
   const int64_t* seeds;      // [requests]
   const int64_t* positions;  // [rows]
   int64_t* out;              // [rows]
-  int64_t rows, width, stride;
+  int64_t rows, width, stride, known;  // known: requests
 };
 
 struct PenaltiesParams {
@@ -53,13 +53,13 @@ struct PenaltiesParams {
 
 struct CountedPenaltiesParams {
   float* logits;            // [rows, width], rows `stride` apart
-  const int64_t* requests;  // [rows]: where a row's request has its penalties and counts
+  const int64_t* requests;  // [rows]: where a row's request has its penalties and counts; outside of them: it has none
   const int32_t* tokens;    // [rows]: what was put in
   const int32_t* drafts;    // [rows]: so many rows up to this one put in a draft, which counts as put out
   const float *repetition, *frequency, *presence;  // [requests]
   const int32_t* prompt;    // [requests, width / 32], rows `stride_prompt` apart: a bit for each token that the prompt has
   const int32_t* counts;    // [requests, width], rows `stride_counts` apart: times that each token was put out
-  int64_t rows, width, stride, stride_prompt, stride_counts;
+  int64_t rows, width, stride, stride_prompt, stride_counts, known;  // known: requests
 };
 
 struct TopLogprobsParams {

@@ -40,14 +40,13 @@ def paged_attention(
     """Decode, chunked prefill and mixed batches in one op.
 
     output, query: [T, Hq, D(v)] or [T, Hq * D(v)]; caches: [blocks, Hkv, N, D(v)], by strides; block_table: int32
-    [R, M];
-    query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at position
-    seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not visible.
-    soft_cap: 0, or
-    cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks: [Hq], a logit that only
-    enters the sum. lse: float32 [T, Hq], the log of each row's sum of exp(logit), the sink included.
+    [R, M]; query_start_loc: int32 [R + 1]; seq_lens: int32 [R], the new tokens included. Query j of request r sits at
+    position seq_len - q_len + j. Keys beyond the window (-1: unlimited) or, if causal, ahead of the query are not
+    visible. soft_cap: 0, or cap * tanh(s / cap). alibi_slopes: float32 [Hq], adds slope * (pos_k - pos_q). sinks: [Hq],
+    a logit that only enters the sum. lse: float32 [T, Hq], the log of each row's sum of exp(logit), the sink included.
     Requests with seq_len <= 0 or without queries leave their rows as they are; a query that sees no key gives zeros,
-    and a sum of log -inf.
+    and a sum of log -inf. Of values that no step has, the native kernels take a block outside of the cache for block 0
+    and a seq_len beyond M blocks for M blocks, and leave out a request with a negative start.
     """
     out, q = _heads(output, value_cache.shape[3]), _heads(query, key_cache.shape[3])
     block_size = key_cache.shape[2]

@@ -16,10 +16,9 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     """Store one key and value a slot.
 
     key, value: [T, Hkv, D(v)]; caches: [blocks, Hkv, N, D(v)], strided views of one buffer are fine; slot_mapping:
-    int64
-    [<= T], block * N + offset, negative: skip.
+    int64 [<= T], block * N + offset; a slot that is none of the caches, as a negative one, is skipped.
     """
-    valid = slot_mapping >= 0
+    valid = _slots_of(slot_mapping, key_cache)
     slots = slot_mapping[valid]
     block, offset = slots // key_cache.shape[2], slots % key_cache.shape[2]
     n = slot_mapping.numel()
@@ -46,7 +45,7 @@ def reshape_and_cache_quantized(
     token and head, [blocks, Hkv, N] by strides, they are written: the largest magnitude of the head over the largest
     code, NaN where there is one. By a given scale NaN becomes e4m3's code for it, and 0 in int8, which has none.
     """
-    valid = slot_mapping >= 0
+    valid = _slots_of(slot_mapping, key_cache)
     slots = slot_mapping[valid]
     block, offset = slots // key_cache.shape[2], slots % key_cache.shape[2]
     n = slot_mapping.numel()
@@ -58,6 +57,11 @@ def reshape_and_cache_quantized(
         else:
             of_row = scale.expand(rows.shape[1])[None]
         cache[block, :, offset] = quantized(rows, of_row[..., None], cache.dtype)
+
+
+def _slots_of(slot_mapping: Tensor, cache: Tensor) -> Tensor:
+    """Which of slot_mapping are slots of the cache [blocks, Hkv, N, D]: bool of its shape."""
+    return (slot_mapping >= 0) & (slot_mapping < cache.shape[0] * cache.shape[2])
 
 
 def largest_code(dtype: torch.dtype) -> float:

@@ -93,7 +93,8 @@ def fused_experts(
     int64 [T, K]; what lies outside of the experts is skipped. expert_map: int32 [global experts], which of these
     experts an id is, -1: none of them. activation: silu, gelu, gelu_tanh or relu2. alpha, beta, limit are silu's: with
     gate <= limit and -limit <= up <= limit, gate * sigmoid(alpha * gate) * (up + beta); 1, 0, inf for the plain one.
-    weigh_input: the weights multiply x instead. Returns [T, H].
+    weigh_input: the weights multiply x instead, and a token's ids must differ: the native kernels apply the gate to
+    each pair, the reference to the sum of an expert's weights. Returns [T, H].
     """
     gate = (activation, interleaved, alpha, beta, limit, weigh_input)
     up, down = w13.__getitem__, w2.__getitem__

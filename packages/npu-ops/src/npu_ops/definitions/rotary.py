@@ -30,10 +30,8 @@ def rotary_embedding(
     """Rotate query and key in place.
 
     positions: int64 [T]; query, key: [T, heads * head_size] or [T, heads, head_size]; cos_sin_cache: [positions,
-    rotary_dim],
-    cosines then sines, of any float dtype; rotary_dim <= head_size, the rest of a head passes. is_neox: pairs are
-    (i, i + half),
-    else (2i, 2i + 1).
+    rotary_dim], cosines then sines, of any float dtype; rotary_dim <= head_size, the rest of a head passes. is_neox:
+    pairs are (i, i + half), else (2i, 2i + 1). By a position outside of cos_sin_cache the native kernels rotate to NaN.
     """
     cos, sin = cos_sin_cache.index_select(0, positions.flatten()).float().chunk(2, dim=-1)
     _rotate(query, cos, sin, head_size, is_neox)
@@ -57,9 +55,8 @@ def multimodal_rotary_embedding(
 ) -> None:
     """As rotary_embedding, with three positions a token (MRoPE, arXiv 2409.12191).
 
-    positions: int64 [3, T] (time, height, width); sections: how many channels follow each, one after the other, or,
-    interleaved,
-    channel 3i + 1 the height and 3i + 2 the width as far as their sections go.
+    positions: int64 [3, T] (time, height, width); sections: how many channels follow each, rotary_dim / 2 together,
+    one after the other, or, interleaved, channel 3i + 1 the height and 3i + 2 the width as far as their sections go.
     """
     cos, sin = cos_sin_cache[positions].float().chunk(2, dim=-1)
     rows = _section_rows(cos.shape[-1], sections, interleaved, cos.device)

@@ -78,11 +78,12 @@ def seeded_sample(logits: Tensor, requests: Tensor, temperature: Tensor, seeds: 
 
     logits: float32 [B, V], divided by their temperatures; requests: int64 [B], rows of temperature (float32 [R]) and
     seeds (int64 [R]); positions: int64 [B]. Returns int64 [B], drawn as by ``random_sample``; the highest is taken at
-    temperature 0, and where requests is negative. The uniform number is a hash of seed and position, as vLLM's V2
+    temperature 0, and where requests is none of [0, R). The uniform number is a hash of seed and position, as vLLM's V2
     sampler makes it (``murmur3_uniform64`` of ``vllm/v1/worker/gpu/sample/gumbel.py``, at token 0).
     """
-    request = requests.clamp_min(0)
-    greedy = (requests < 0) | (temperature[request] == 0)
+    known = (requests >= 0) & (requests < len(seeds))
+    request = torch.where(known, requests, 0)
+    greedy = ~known | (temperature[request] == 0)
     drawn = random_sample.reference(logits, _uniform(seeds[request], positions))
     return torch.where(greedy, argmax.reference(logits), drawn)
 
@@ -155,12 +156,13 @@ def counted_penalties(
 
     logits: float32 [B, V]; requests: int64 [B], rows of presence, frequency, repetition (float32 [R]), prompt (int32
     [R, V / 32], a bit for each token that it has, the lowest first) and counts (int32 [R, V] at least, times that a
-    token was put out); a row of a negative request stays. tokens, drafts: int32 [B]: the tokens of so many rows, up to
-    this one, are drafts of its request, which count as put out. Upstream: ``apply_penalties`` of
+    token was put out); a row whose request is none of [0, R) stays. tokens, drafts: int32 [B]: the tokens of so many
+    rows, up to this one, are drafts of its request, which count as put out. Upstream: ``apply_penalties`` of
     ``vllm/v1/worker/gpu/sample/penalties.py``.
     """
     width, places = logits.shape[1], torch.arange(logits.shape[1], device=logits.device)
-    request = requests.clamp_min(0)
+    known = (requests >= 0) & (requests < len(counts))
+    request = torch.where(known, requests, 0)
     in_prompt = (prompt[request][:, places // 32] >> (places % 32) & 1) > 0
     times = counts[request][:, :width].long()
     age = torch.arange(len(tokens), device=logits.device)
@@ -171,7 +173,7 @@ def counted_penalties(
     out = logits * torch.where(in_prompt | (times > 0), factor, 1.0)
     out -= frequency[request, None] * times
     out -= presence[request, None] * (times > 0)
-    logits.copy_(torch.where((requests < 0)[:, None], logits, out))
+    logits.copy_(torch.where(known[:, None], out, logits))
 
 
 def _fake_top(logprobs: Tensor, tokens: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

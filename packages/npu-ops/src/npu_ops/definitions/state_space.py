@@ -1,9 +1,9 @@
 """Layers that keep a state of fixed size for each sequence: causal convolution, selective scan, gated delta rule.
 
 The requests of a batch are given alike to all three: state_indices int32 [R] is the slot of each request's state,
-written in place; 0 (vLLM's null block) and negative mean padding, whose tokens give zero. query_start_loc int32 [R + 1]
-says where each request's tokens begin; None: one token each. has_initial_state bool [R]; None: all; a request without
-one starts from zero.
+written in place; 0 (vLLM's null block) and what is no slot mean padding, whose tokens give zero. query_start_loc int32
+[R + 1] says where each request's tokens begin; None: one token each. has_initial_state bool [R]; None: all; a request
+without one starts from zero.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def weight_only_linear(
     4 bits, 0 for 8. Scales in uint8 are e8m0 (2^(scale - 127)) and make it MXFP4: weight packs `panels.codes_of_e2m1`.
     Those of `panels.pack_scaled_groups`, float8_e4m3fn [panels, 4 + groups, 32], make it NVFP4, of the same codes.
     order: int32 [K], the element of x that the weights' i-th meets, or None; groups are those of the weights' order.
+    It comes with the weights and is not looked at again: each must be below K.
     bias: [out_features] of x's dtype, or None.
     group_size: elements of K that share a scale: 4 to 128 dividing 128, a multiple of 128, or at least K.
 
