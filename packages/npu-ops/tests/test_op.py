@@ -362,7 +362,7 @@ def test_kernel_equals_reference(name):
 
 
 OTHERS = {"causal_conv1d", "fused_experts", "weight_only_experts", "int8_experts", "fp8_experts"}
-NOT_OF_X_ALONE = {"gated_rms_norm", "int8_linear"}  # what goes with x has its rows
+NOT_OF_X_ALONE = {"gated_rms_norm", "int8_linear", "rms_norm_dynamic_quant"}  # what goes with x has its rows
 OF_ROWS = sorted(
     {name for name, op in OPS.items() if op.schema.startswith(f"{name}(Tensor x")} - OTHERS - NOT_OF_X_ALONE
 )
