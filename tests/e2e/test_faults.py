@@ -71,6 +71,16 @@ def test_an_engine_whose_server_was_killed_ends(tmp_path: Path) -> None:
     assert not [path for path in held if path.exists()]
 
 
+@pytest.mark.nightly
+def test_an_ordinary_stop_of_several_ranks_leaves_no_shared_memory(tmp_path: Path) -> None:
+    """vLLM kills an engine that waits for its ranks, with all that it started."""
+    with serve_demo(tmp_path, "--tensor-parallel-size", "2", NPU_SIMULATOR_DEVICES="2") as server:
+        held = shared_memory(server)
+        assert [path for path in held if path.name.startswith("psm_")]
+        assert server.stop()
+    assert not [path for path in held if path.exists()]
+
+
 def fails_in_the_open(server: Server, kill: str = "", number: int = signal.SIGKILL) -> None:
     """Put the server under load until it fails, of itself or by a signal to a process, and assert that all are told."""
     with ThreadPoolExecutor(CLIENTS) as pool:

@@ -36,7 +36,6 @@ class Fault:
 _ATTENTION = "kernel=npu_ops::paged_attention"
 _TWO = {"NPU_SIMULATOR_DEVICES": "2", "NPU_SIMULATOR_MEMORY": "1GiB"}
 _ENDED = "was stopped 5 s ago: it is ended, and with it its engine"
-_TIME = ("--shutdown-timeout", "10")
 FAULTS: dict[str, Fault] = {
     "kernel": Fault(
         "a kernel fails",
@@ -51,28 +50,28 @@ FAULTS: dict[str, Fault] = {
         "a tensor-parallel rank is killed",
         "Worker proc VllmWorker-1 died unexpectedly",
         kill="Worker_TP1",
-        arguments=("--tensor-parallel-size", "2", *_TIME),
+        arguments=("--tensor-parallel-size", "2"),
         environ=_TWO,
     ),
     "stage": Fault(
         "a pipeline stage is killed",
         "Worker proc VllmWorker-1 died unexpectedly",
         kill="Worker_PP1",
-        arguments=("--pipeline-parallel-size", "2", *_TIME),
+        arguments=("--pipeline-parallel-size", "2"),
         environ=_TWO,
     ),
     "rank-kernel": Fault(
         "a kernel fails on a tensor-parallel rank that does not answer for the step",
         "rank 1 ends, and with it the engine",
         debug=f"{_ATTENTION}@3000:device=1",
-        arguments=("--tensor-parallel-size", "2", *_TIME),
+        arguments=("--tensor-parallel-size", "2"),
         environ=_TWO,
     ),
     "stage-kernel": Fault(
         "a kernel fails on the first pipeline stage",
         "rank 0 ends, and with it the engine",
         debug=f"{_ATTENTION}@3000:device=0",
-        arguments=("--pipeline-parallel-size", "2", *_TIME),
+        arguments=("--pipeline-parallel-size", "2"),
         environ=_TWO,
     ),
     "rank-stopped": Fault(
@@ -113,7 +112,7 @@ In each case:
 | a new client | no connection any more |
 | `/health` | another status than 200, then no connection |
 | whoever started the server | all processes are gone; the exit code is 0, as vLLM's API server gives it, so ask `/health` or the log (`EngineDeadError`) |
-| the machine | no process, and no shared memory in `/dev/shm`, if the server may take time to end: without `--shutdown-timeout 10` vLLM kills what would take away its queues of the other ranks (`psm_*`, some 50 KiB). Where everything is killed at once, server, engine and ranks, vLLM's queues stay: remove `/dev/shm/psm_*` when no vLLM runs |
+| the machine | no process, and no shared memory in `/dev/shm`. Where everything is killed at once, server, engine, ranks and Python's process that would remove it (`kill -9` of a process group), vLLM's queues stay: remove `/dev/shm/psm_*` when no vLLM runs |
 | the next start | serves |
 
 The other way round, an engine whose server or program was killed (SIGKILL) is asked to end after 5 s, and killed after 10;

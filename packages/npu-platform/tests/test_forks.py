@@ -6,13 +6,31 @@ import gc
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import torch
 
 from npu_platform import config, forks
+from tests.support.server import until
+from tests.support.vllm_process import run_program
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+ENGINE = """
+import os, time
+from multiprocessing.shared_memory import SharedMemory
+from npu_platform import config, forks
+from vllm.utils.system_utils import kill_process_tree
+
+config.use_forked_workers()
+forks.prepare()
+reader, writer = os.pipe()
+if (engine := os.fork()) == 0:
+    os.write(writer, SharedMemory(create=True, size=64).name.encode())
+    time.sleep(600)
+print(os.read(reader, 99).decode())
+kill_process_tree(engine)
+"""
 
 
 @pytest.fixture
@@ -60,6 +78,14 @@ def test_a_vendors_devices_mean_spawn(environ: pytest.MonkeyPatch) -> None:
     config.use_forked_workers()
     forks.prepare()
     assert os.environ[METHOD] == "spawn"
+
+
+def test_an_engine_that_is_killed_with_all_it_started_leaves_no_shared_memory() -> None:
+    """So vLLM ends one of several ranks at each ordinary stop."""
+    done = run_program(ENGINE)
+    name = done.stdout.strip()
+    assert name.startswith("psm_"), done.stderr
+    assert until(lambda: not Path("/dev/shm", name).exists(), 5)
 
 
 def test_signals_of_a_child_do_not_reach_its_parents_event_loop(environ: pytest.MonkeyPatch) -> None:

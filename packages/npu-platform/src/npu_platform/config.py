@@ -247,6 +247,11 @@ def use_spawned_workers() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 
+def forks_workers() -> bool:
+    """Say whether vLLM forks its engine processes, by the user's choice or by ours."""
+    return os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "fork"
+
+
 def offer_devices_to_ray(count: int) -> None:
     """Let a Ray that vLLM starts on this host have `count` NPUs, unless the user says what it has.
 

@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import threading
+from multiprocessing import resource_tracker
 
 import torch
 
@@ -24,6 +25,9 @@ def prepare(*, bound: bool = False) -> None:
     """
     if bound or (torch.npu.is_initialized() and not _devices_go_on()):
         config.use_spawned_workers()
+    if config.forks_workers():
+        # Otherwise the engine starts it, and dies with it by vLLM's stop, which leaves its ranks' queues in /dev/shm.
+        resource_tracker.ensure_running()
     _register()
 
 
