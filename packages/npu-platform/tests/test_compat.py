@@ -18,6 +18,8 @@ import torch
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 from npu_platform import compat
+from npu_platform.sampling.triton_bodies import TRITON_BODIES
+from npu_platform.state_copies import bodies_of_copies, copy_pieces
 
 STREAMS = ("Stream", "Event", "current_stream", "default_stream", "stream")
 SUBSTITUTIONS = {
@@ -294,6 +296,26 @@ def test_kernels_of_a_module_that_is_not_imported_yet_are_replaced(
     compat.register_kernels({"vllm.late_kernels.kernel": abs})
     module = sys.modules.pop("vllm.late_kernels")
     assert module.kernel(-1) == module.launcher.kernel(-1) == 1
+
+
+def test_kernels_are_back_for_an_engine_that_has_no_bodies_for_them() -> None:
+    """The next engine of a process may be one of the V2 runner, which launches vLLM's own, with other arguments."""
+    from vllm.triton_utils import dispatcher
+    from vllm.v1.spec_decode import utils
+    from vllm.v1.worker import mamba_utils
+
+    draft = utils._eagle_prepare_inputs_padded
+    compat.register_kernels({})
+    before = (mamba_utils.postprocess_mamba_fused_kernel, utils.eagle_prepare_inputs_padded_kernel, draft.kernel)
+    v1 = bodies_of_copies(of_drafts=True) | TRITON_BODIES
+    for bodies in (v1, v1, bodies_of_copies(of_drafts=False)):
+        compat.register_kernels(bodies)
+        now = (mamba_utils.postprocess_mamba_fused_kernel, utils.eagle_prepare_inputs_padded_kernel, draft.kernel)
+        replaced = [isinstance(kernel, dispatcher.KernelOverride) for kernel in now]
+        assert (replaced == [True] * 3) if bodies is v1 else all(a is b for a, b in zip(now, before, strict=True))
+        assert set(bodies) <= set(dispatcher._registry)
+    assert isinstance(mamba_utils.batch_memcpy_kernel, dispatcher.KernelOverride)
+    assert mamba_utils.batch_memcpy_kernel.func is copy_pieces
 
 
 def test_top_k_and_top_p_are_asked_for_as_either_version_of_vllm_wants_it() -> None:

@@ -258,19 +258,35 @@ class _KnownHash:
         return getattr(hashlib, name)
 
 
+_replaced: list[tuple[str, Any, str, Any]] = []  # a kernel's name in vLLM, what holds it by which name, and it itself
+
+
 def register_kernels(bodies: dict[str, Callable[..., Any]]) -> None:
     """Do as ``vllm.triton_utils.dispatcher.register_kernels``, which replaces Triton kernels, in vLLM's modules alone.
 
+    Kernels that an earlier call has replaced are back, unless `bodies` has them: the call was for another engine.
+
     Why: it looks at every object of every module of the process, which takes 0.3 s, and fails at one that makes up its
-    attributes, as those of llvmlite do, which numba brings. Versions: vLLM 0.32. Scope: the worker's start.
+    attributes, as those of llvmlite do, which numba brings; and nothing of vLLM's takes a body back. Versions: vLLM
+    0.32. Scope: the worker's start.
     """
     from vllm.triton_utils import dispatcher
 
-    for name in bodies:  # imports the module, whose own references are to be replaced, too
-        dispatcher._resolve_kernel(name)
+    places = {name: dispatcher._resolve_kernel(name) for name in bodies}  # imports the modules, which hold kernels, too
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
     rebind = reading(dispatcher._rebind_kernels, sys=types.SimpleNamespace(modules=modules))
+    _take_back(rebind, dispatcher._registry)
+    _replaced[:] = [(name, host, attribute, getattr(host, attribute)) for name, (host, attribute) in places.items()]
     reading(dispatcher.register_kernels, _rebind_kernels=rebind)(bodies)
+
+
+def _take_back(rebind: Callable[[list[tuple[Any, Any]]], None], registry: dict[str, Any]) -> None:
+    """Put the kernels that have bodies back into their places."""
+    if _replaced:
+        rebind([(getattr(host, attribute), kernel) for _, host, attribute, kernel in _replaced])
+    for name, host, attribute, kernel in _replaced:
+        setattr(host, attribute, kernel)
+        registry.pop(name, None)
 
 
 def route_by_adapters(model: torch.nn.Module) -> torch.nn.Module:

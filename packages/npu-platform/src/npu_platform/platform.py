@@ -158,14 +158,13 @@ class NPUPlatform(Platform):
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """Give every Triton kernel that the V1 runner launches a body in torch ops; V2's run as they are."""
-        from npu_platform.sampling.triton_bodies import register_triton_bodies
-        from npu_platform.state_copies import register_state_copies
+        from npu_platform.sampling.triton_bodies import TRITON_BODIES
+        from npu_platform.state_copies import bodies_of_copies
 
         if availability.for_vllm():
             compat.begin_quick_sources()  # until the worker is up
-        if not config.chose_v2_runner():
-            register_triton_bodies()
-        register_state_copies(of_drafts=not config.chose_v2_runner())
+        v2 = config.chose_v2_runner()
+        compat.register_kernels(bodies_of_copies(of_drafts=not v2) | ({} if v2 else TRITON_BODIES))
 
     # --- configuration ----------------------------------------------------------------------------------------
 

@@ -11,27 +11,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from npu_platform import compat
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["after_step", "before_step", "copy_pieces", "register_state_copies"]
+__all__ = ["after_step", "before_step", "bodies_of_copies", "copy_pieces"]
 
 _OURS = "vllm.v1.worker.mamba_utils"
 Piece = tuple[int, int, int]
 """From which address to which one how many bytes are copied."""
 
 
-def register_state_copies(*, of_drafts: bool) -> None:
-    """Give vLLM's kernels of these copies bodies; those `of_drafts` keep the state of the last accepted token."""
-    bodies: dict[str, Any] = {f"{_OURS}.batch_memcpy_kernel": copy_pieces}
+def bodies_of_copies(*, of_drafts: bool) -> dict[str, Callable[..., None]]:
+    """Return bodies for vLLM's kernels of these copies; those `of_drafts` keep the state of the last accepted token."""
+    bodies: dict[str, Callable[..., None]] = {f"{_OURS}.batch_memcpy_kernel": copy_pieces}
     if of_drafts:
         bodies |= {
             f"{_OURS}.precopy_mamba_align_fused_kernel": before_step,
             f"{_OURS}.postprocess_mamba_fused_kernel": after_step,
         }
-    compat.register_kernels(bodies)
+    return bodies
 
 
 def copy_pieces(src_ptrs: Tensor, dst_ptrs: Tensor, sizes: Tensor, BLOCK_SIZE: int) -> None:  # noqa: N803 - vLLM's name

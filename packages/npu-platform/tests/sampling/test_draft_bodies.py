@@ -124,7 +124,8 @@ def test_vllm_launches_what_is_registered(method: str) -> None:
     from vllm.triton_utils.dispatcher import KernelOverride
     from vllm.v1.spec_decode import utils
 
-    from npu_platform.sampling.triton_bodies import register_triton_bodies
+    from npu_platform import compat
+    from npu_platform.sampling.triton_bodies import TRITON_BODIES
 
-    register_triton_bodies()
+    compat.register_kernels(TRITON_BODIES)
     assert isinstance(getattr(utils, f"_{method}").kernel, KernelOverride)

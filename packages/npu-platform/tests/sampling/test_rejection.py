@@ -9,6 +9,7 @@ import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints
 
+from npu_platform import compat
 from npu_platform.sampling import triton_bodies
 from npu_platform.sampling.rejection import NPURejectionSampler, mask_top_k_top_p
 
@@ -39,7 +40,7 @@ def test_constraints_use_the_kernel(logits: torch.Tensor) -> None:
         top_k=torch.tensor([10, 30], device="npu"),
         top_p=torch.tensor([0.9, 0.5], device="npu"),
     )
-    triton_bodies.register_triton_bodies()
+    compat.register_kernels(triton_bodies.TRITON_BODIES)
     ends = torch.tensor([4, 6], dtype=torch.int32, device="npu")
     copy = NPURejectionSampler.forward.__globals__["apply_sampling_constraints"]
     assert copy.__globals__["apply_top_k_top_p"] is mask_top_k_top_p

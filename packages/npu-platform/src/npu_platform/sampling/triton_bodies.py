@@ -10,16 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from npu_platform import compat
 from npu_platform.sampling import draft_bodies
 
 _REJECTION = "vllm.v1.sample.rejection_sampler."
 _DRAFTS = "vllm.v1.spec_decode.utils."
-
-
-def register_triton_bodies() -> None:
-    """Hand the table to vLLM; called in every worker before its class is imported."""
-    compat.register_kernels(TRITON_BODIES)
 
 
 def compute_slot_mapping(
@@ -166,7 +160,7 @@ TRITON_BODIES: dict[str, Callable[..., None]] = {
     _DRAFTS + "eagle_prepare_next_token_padded_kernel": draft_bodies.next_tokens,
     _DRAFTS + "copy_and_expand_eagle_inputs_kernel": draft_bodies.expand_inputs,
 }
-"""Kernel's qualified name in vLLM -> body. A V2 runner would share the table."""
+"""Kernel's qualified name in vLLM -> body; an engine of the V2 runner gets none of them."""
 
 
 def _request_of_token(cu_num_tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
