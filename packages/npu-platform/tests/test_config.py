@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -78,8 +80,7 @@ def test_plugin_allow_list() -> None:
 @pytest.fixture
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(config, "_why_runner", None)
-    monkeypatch.setattr(config, "_chosen_for_runner", {})
-    for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
+    for name in ("_NPU_CHOSEN", "TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     return monkeypatch
@@ -133,6 +134,48 @@ def test_what_the_user_sets_after_a_choice_is_the_users(nothing_chosen: pytest.M
     config.begin_choice_of_runner()
     assert (config.asks_for_triton(), config.is_runner_open()) == (False, False)
     assert config.why_this_runner() == "VLLM_USE_V2_MODEL_RUNNER=0"
+
+
+PROGRAM = """
+import os
+from npu_platform import config
+begun = config.asks_for_v2(), config.asks_for_triton(), config.chose_v2_runner()
+config.begin_choice_of_runner()
+print(begun, config.is_runner_open(), os.environ.get("TRITON_DEFAULT_BACKEND"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_the_user", "said"),
+    [
+        ({}, "(None, None, True) True None"),
+        ({"TRITON_DEFAULT_BACKEND": "npu"}, "(None, True, True) True npu"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "(True, True, True) False npu"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "(False, True, False) False npu"),
+    ],
+)
+def test_a_program_that_a_program_starts_chooses_for_itself(
+    of_the_user: dict[str, str], said: str, nothing_chosen: pytest.MonkeyPatch
+) -> None:
+    """What was chosen for an engine is inherited, and kept until there is an engine of its own; what the user set stays."""
+    if of_the_user.get("VLLM_USE_V2_MODEL_RUNNER") is None:
+        for name, value in of_the_user.items():
+            nothing_chosen.setenv(name, value)
+        config.choose_runner(v2=True, why="V2 knows it", triton=True)
+    else:
+        for name, value in (of_the_user | {"TRITON_DEFAULT_BACKEND": "npu"}).items():
+            nothing_chosen.setenv(name, value)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == said
+
+
+def test_what_the_user_sets_for_a_program_that_a_program_starts_is_the_users(
+    nothing_chosen: pytest.MonkeyPatch,
+) -> None:
+    config.choose_runner(v2=True, why="V2 knows it", triton=True)
+    environ = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(False, False, False) False None"
 
 
 def test_a_ray_of_the_user_keeps_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

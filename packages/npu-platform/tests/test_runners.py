@@ -14,8 +14,7 @@ from npu_platform.errors import ConfigurationError
 @pytest.fixture
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(config, "_why_runner", None)
-    monkeypatch.setattr(config, "_chosen_for_runner", {})
-    for name in ("TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER", "NPU_DEVICE", "CXX"):
+    for name in ("_NPU_CHOSEN", "TRITON_DEFAULT_BACKEND", "VLLM_USE_V2_MODEL_RUNNER", "NPU_DEVICE", "CXX"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     return monkeypatch

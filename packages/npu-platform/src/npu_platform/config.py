@@ -38,7 +38,7 @@ _DRIVERS = ("simulator", "null")  # those that are built in
 _RUNNER, _BACKEND = "VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND"
 _chose_forks = False
 _why_runner: str | None = None
-_chosen_for_runner: dict[str, str] = {}  # the variables that stand for what was chosen, not for what the user said
+_CHOSEN = "_NPU_CHOSEN"  # the variables of the environment that stand for what was chosen, not for what the user said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +185,7 @@ def cxx_compiler() -> str | None:
 def asks_for_triton() -> bool | None:
     """Say whether the user wants vLLM's Triton kernels, by Triton's variable or by vLLM's; None: neither is set."""
     said = _said_of_runner()
-    if said.get(_BACKEND) == "npu" or said.get(_RUNNER, "0").strip() not in ("", "0"):
+    if said.get(_BACKEND) == "npu" or asks_for_v2():
         return True
     return False if said else None
 
@@ -195,18 +195,27 @@ def what_leaves_triton_out() -> str:
     return " and ".join(f"{name}={value}" for name, value in _said_of_runner().items())
 
 
+def asks_for_v2() -> bool | None:
+    """Say whether the user wants vLLM's V2 model runner; None: nothing is said, whatever was chosen."""
+    said = _said_of_runner().get(_RUNNER)
+    return None if said is None else said.strip() not in ("", "0")
+
+
 def chose_v2_runner() -> bool:
     """Say whether vLLM's V2 model runner is chosen, by the user or for this engine."""
     return os.environ.get(_RUNNER, "").strip() not in ("", "0")
 
 
 def begin_choice_of_runner() -> None:
-    """Forget what was chosen for an engine before; what the user set stays."""
+    """Forget what was chosen for an engine before, here or in the program that started this one.
+
+    What the user set stays. An engine's own processes begin no choice, or, as vLLM's API servers, the same once more.
+    """
     global _why_runner
-    for name, value in _chosen_for_runner.items():
+    for name, value in _chosen().items():
         if os.environ.get(name) == value:
             del os.environ[name]
-    _chosen_for_runner.clear()
+    os.environ.pop(_CHOSEN, None)
     _why_runner = None
 
 
@@ -224,13 +233,15 @@ def choose_runner(*, v2: bool, why: str, triton: bool = False) -> None:
     _why_runner = why
     chosen = {_RUNNER: str(int(v2))} | ({_BACKEND: "npu"} if triton and not os.environ.get(_BACKEND) else {})
     os.environ.update(chosen)
-    _chosen_for_runner.update(chosen)
+    os.environ[_CHOSEN] = json.dumps(_chosen() | chosen)
 
 
 def why_this_runner() -> str:
     """Return why the runner is the one that it is, where it is not open."""
     chosen = os.environ.get(_RUNNER)
-    return _why_runner or ("the default" if chosen is None else f"{_RUNNER}={chosen}")
+    if chosen is not None and chosen == _chosen().get(_RUNNER):
+        return _why_runner or "so its engine was configured"
+    return "the default" if chosen is None else f"{_RUNNER}={chosen}"
 
 
 def use_forked_workers() -> None:
@@ -262,9 +273,15 @@ def offer_devices_to_ray(count: int) -> None:
 
 
 def _said_of_runner() -> dict[str, str]:
-    """Return what the user set of the two variables; in a spawned process, what was chosen before it as well."""
-    values = ((name, os.environ.get(name)) for name in (_RUNNER, _BACKEND))
-    return {name: value for name, value in values if value and value != _chosen_for_runner.get(name)}
+    """Return what the user set of the two variables; in a rank that Ray started, what was chosen for it as well."""
+    values, chosen = ((name, os.environ.get(name)) for name in (_RUNNER, _BACKEND)), _chosen()
+    return {name: value for name, value in values if value and value != chosen.get(name)}
+
+
+def _chosen() -> dict[str, str]:
+    """Return the variables that were chosen for an engine of this process or of one that started it."""
+    chosen: dict[str, str] = json.loads(os.environ.get(_CHOSEN, "{}"))
+    return chosen
 
 
 def _nearest(key: str, known: list[str]) -> str:
