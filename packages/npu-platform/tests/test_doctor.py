@@ -116,6 +116,14 @@ def test_one_wrong_variable_is_one_sentence_with_its_remedy(
     assert remedy in problem
 
 
+def test_keys_are_not_shown() -> None:
+    """What doctor says goes into reports to others."""
+    code, findings = examine(VLLM_API_KEY="s3cret", VLLM_LOGGING_LEVEL="INFO", NPU_HUB_TOKEN="s3cret")
+    shown = {finding["name"]: finding["detail"] for finding in findings if finding["section"] == "environment"}
+    assert (code, shown["VLLM_API_KEY"], shown["VLLM_LOGGING_LEVEL"]) == (1, "(set, not shown)", "INFO")
+    assert "s3cret" not in json.dumps(findings)
+
+
 @pytest.mark.nightly  # by day tests/packaging/test_refusals.py does, with all four installed
 def test_a_variable_that_nobody_reads_is_a_problem() -> None:
     remedies = {

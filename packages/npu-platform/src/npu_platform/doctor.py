@@ -37,6 +37,9 @@ VARIABLES = "npu.environment_variables"
 FAMILY = ("npu-platform", "npu-ops", "npu-kvconnector", "npu-statlogger")
 PYTHON_RANGE = ((3, 11), (3, 14))
 
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+"""How names of variables end whose values belong into no report that somebody may send on."""
+
 _INSTRUCTION_SETS = {
     "AVX2": {"avx2", "fma"},
     "AVX-512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
@@ -133,7 +136,8 @@ def _series(version: str) -> str:
 def _environment() -> Iterator[Finding]:
     values = config.variables_set()
     known = sorted({*config.ENVIRONMENT, *(point.name for point in importlib.metadata.entry_points(group=VARIABLES))})
-    for name, value in values.items():
+    for name, its in values.items():
+        value = "(set, not shown)" if name.endswith(_SECRETS) else its
         if name in known or not name.startswith("NPU_"):
             yield Finding("environment", name, value)
             continue
@@ -201,9 +205,10 @@ def _platform() -> Iterator[Finding]:
 def _model_runner() -> str:
     """Return which of vLLM's an engine would have; its configuration may ask for what V2 does not have."""
     why = availability.why_not_for_vllm() or availability.missing()
-    if config.chose_v2_runner():
+    v2 = config.asks_for_v2()
+    if v2:
         return "vLLM's V2, as VLLM_USE_V2_MODEL_RUNNER says" + (f", which would be refused: {why}" if why else "")
-    if not config.is_runner_open():
+    if v2 is not None:
         return "vLLM's V1, as VLLM_USE_V2_MODEL_RUNNER says"
     return f"vLLM's V1: {why}" if why else "vLLM's V2, or V1 for what V2 does not have"
 
