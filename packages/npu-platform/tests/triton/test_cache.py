@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
-from npu_platform.triton import availability, early
+from npu_platform.errors import KernelCompilationError
+from npu_platform.triton import availability, build, early
 from tests.support.compilers import compilations, noting_compiler
 
 KERNEL = """
@@ -41,6 +43,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "kernel.py").write_text(KERNEL)
     assert _run(folder, noting_compiler(folder)).returncode == 0
     return folder
+
+
+def test_who_may_read_the_cache_is_as_the_mask_says(folder: Path) -> None:
+    """`npu warm` of root fills a cache that another user serves from."""
+    mask = os.umask(0)
+    os.umask(mask)
+    files = [path for path in (folder / "cache").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".so", ".txt", ".json"}
+    assert {oct(path.stat().st_mode & 0o777) for path in files if path.suffix != ".lock"} == {oct(0o666 & ~mask)}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from npu_platform.triton import build
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+build.write_once(Path(sys.argv[1], "some.so"), bytes(2000))
+"""
+
+
+def test_a_file_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], check=False, capture_output=True, text=True)
+    assert "OSError" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_compiler_says_is_told_whatever_is_in_the_folder_for_files_of_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two failures have a file each, and none meets what another user keeps there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "npu_triton_add.cpp").mkdir()  # the name that they all had
+    for _ in range(2):
+        with pytest.raises(KernelCompilationError, match=r"kept as (.*/npu_triton_add_.*\.cpp):\n.*no_type") as told:
+            build.compile_library("no_type add;", "add", fused=True)
+        kept = re.search("kept as (.*):", str(told.value))
+        assert kept is not None
+        assert Path(kept[1]).read_text() == "no_type add;"
+    assert len(list(tmp_path.glob("npu_triton_add_*.cpp"))) == 2
 
 
 def test_a_second_process_compiles_nothing(folder: Path) -> None:

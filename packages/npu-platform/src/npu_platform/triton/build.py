@@ -14,6 +14,7 @@ import platform
 import subprocess
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 from npu_platform import config
@@ -58,9 +59,8 @@ def compile_library(source: str, name: str, *, fused: bool) -> bytes:
         command = [compiler, *_FLAGS, *_tuning(), contraction, f"-I{HEADERS}", "-o", str(library), str(path), "-lm"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
-            kept = Path(tempfile.gettempdir()) / f"npu_triton_{name}.cpp"
-            kept.write_text(source)
-            msg = f"{command[0]} could not compile the Triton kernel {name}, kept as {kept}:\n{result.stderr[:4000]}"
+            kept = _keep(source, name)
+            msg = f"{command[0]} could not compile the Triton kernel {name}{kept}:\n{result.stderr[:4000]}"
             raise KernelCompilationError(msg)
         write_once(_record(), _version(compiler).encode())
         _seconds.append(time.monotonic() - began)
@@ -98,7 +98,7 @@ def own_folder() -> Path:
 
 def is_ready() -> bool:
     """Say whether kernels can run: there is a compiler, or one has filled the cache for this version and processor."""
-    return config.cxx_compiler() is not None or _record().exists()
+    return config.cxx_compiler() is not None or os.access(_record(), os.R_OK)
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def toolchain() -> str:
     Where there is no compiler, it is the one that filled the cache: what it made is found.
     """
     compiler, record = config.cxx_compiler(), _record()
-    made_by = _version(compiler) if compiler is not None else record.read_text() if record.exists() else ""
+    made_by = _version(compiler) if compiler is not None else record.read_text() if os.access(record, os.R_OK) else ""
     return hashlib.sha256(f"{_surroundings()}\n{made_by}".encode()).hexdigest()[:16]
 
 
@@ -118,13 +118,29 @@ def _record() -> Path:
 
 
 def write_once(path: Path, content: bytes) -> None:
-    """Write a file of the cache unless it is there; nobody sees a part of it."""
-    if path.exists():
+    """Write a file of the cache unless this user can read one there; nobody sees a part of it.
+
+    Who may read it is as the user's mask says, as of Triton's own files there: another user may serve from the cache.
+    """
+    if os.access(path, os.R_OK):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
+    part = path.with_suffix(f".{uuid.uuid4().hex}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _keep(source: str, name: str) -> str:
+    """Keep the source of a kernel that was not compiled; returns the words that say where, none if nowhere."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix=f"npu_triton_{name}_", suffix=".cpp", delete=False) as kept:
+            kept.write(source)
+    except OSError:  # the compiler's words matter more
+        return ""
+    return f", kept as {kept.name}"
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import os
 import sysconfig
 import threading
 from collections.abc import Callable
@@ -51,7 +52,10 @@ def _hash_of_library() -> str:
     found = library.stat()
     this = hashlib.sha256(f"{library}\n{found.st_size}\n{found.st_mtime_ns}".encode()).hexdigest()[:16]
     kept = build.own_folder() / f"libtriton-{this}.txt"
-    if not kept.exists():
-        with library.open("rb") as file:
-            build.write_once(kept, hashlib.file_digest(file, "sha256").hexdigest().encode())
-    return kept.read_text()
+    if os.access(kept, os.R_OK):
+        return kept.read_text()
+    with library.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with contextlib.suppress(OSError):  # a cache that this user may only read
+        build.write_once(kept, digest.encode())
+    return digest
