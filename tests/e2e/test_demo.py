@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from npu_platform import implementations
 from npu_platform.demo import MODEL
 from npu_platform.demo.server import free_port
 from tests.support import models, multimodal
+from tests.support.server import until
 from tests.support.vllm_process import run_module
 
 if TYPE_CHECKING:
@@ -34,6 +39,29 @@ def test_demo_answers_right_and_stops() -> None:
     assert report["ran"]["device"].startswith("npu:0")
     assert report["ran"]["dtype"] == "bfloat16"
     assert set(report["ran"]) == {"device", "dtype", "ops", "graphs"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
+def test_a_demo_that_is_ended_ends_its_server(number: signal.Signals, tmp_path: Path) -> None:
+    """As by `timeout`, by CI, or by a terminal that is closed; the server is in a session of its own."""
+    command = [sys.executable, "-u", "-m", "npu_platform.cli", "demo"]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        port = demo.stdout.readline().partition(" (log")[0].rpartition(":")[2]
+        assert until(lambda: len(processes_with(port)) == 1)
+        demo.send_signal(number)
+        assert demo.wait(40) == 128 + number
+    assert not processes_with(port)
+
+
+def processes_with(argument: str) -> list[int]:
+    """Return the processes that were started with an argument."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += [process.pid] if argument in process.cmdline() else []
+    return found
 
 
 def test_layers_of_the_demo_model() -> None:

@@ -1,18 +1,20 @@
 """The command ``npu``: reads the arguments and calls the room that does the work.
 
 Exit codes of every sub-command: 0 all is well, 1 a problem was found (it is printed, with its remedy), 2 wrong usage,
-141 the reader of the output has gone, as after `npu info | head`.
+141 the reader of the output has gone, as after `npu info | head`, 143 and 129 it was ended by SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["main"]
 
@@ -85,7 +87,8 @@ def _add(
 def _demo(options: argparse.Namespace) -> int:
     from npu_platform.demo.command import run
 
-    return run(as_json=options.json, ready_timeout=options.ready_timeout)
+    with _exit_by_signals():
+        return run(as_json=options.json, ready_timeout=options.ready_timeout)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -105,7 +108,26 @@ def _warm(options: argparse.Namespace) -> int:
         options.parser.error("it needs a model: npu warm -- MODEL [arguments of vllm serve]")
     from npu_platform.triton.warm import run
 
-    return run(as_json=options.json, served=options.served, ready_timeout=options.ready_timeout)
+    with _exit_by_signals():
+        return run(as_json=options.json, served=options.served, ready_timeout=options.ready_timeout)
+
+
+@contextlib.contextmanager
+def _exit_by_signals() -> Iterator[None]:
+    """Let signals that would end this process at once unwind it: its server, in a session of its own, would stay."""
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # the server is being stopped: let it be
+    sys.exit(128 + number)  # as a shell reports a program that the signal has ended
 
 
 if __name__ == "__main__":
