@@ -24,6 +24,10 @@ LAYOUTS = '''
 def of_one_line(x): return x
 
 
+def of_one_line_that_goes_on(x): return x; \\
+NAME = 1
+
+
 def with_a_low_string():
     return """
 low
@@ -104,7 +108,7 @@ def layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType
 
 def test_functions_of_every_layout(layouts: types.ModuleType) -> None:
     found = list(functions(layouts))
-    assert len(found) == 7
+    assert len(found) == 8
     for function in found:
         assert sources.getsourcelines(function) == EXACTLY(function)
 

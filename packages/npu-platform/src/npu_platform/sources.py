@@ -58,7 +58,7 @@ def _end(lines: list[str], first: int, last: int) -> int | None:
         if lines[end].strip() and _column(lines[end]) > column:
             return None  # a comment, which may belong to it
     text = "".join(lines[start:end])
-    doubtful = end < last or "\t" in text or text.count('"""') % 2 or text.count("'''") % 2
+    doubtful = end < last or text.endswith("\\\n") or "\t" in text or text.count('"""') % 2 or text.count("'''") % 2
     return None if doubtful else end
 
 
