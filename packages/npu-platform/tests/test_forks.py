@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,16 @@ def test_memory_that_a_child_could_not_use_means_spawn(environ: pytest.MonkeyPat
     config.use_forked_workers()
     forks.prepare()
     assert (os.environ[METHOD], held.sum().item()) == ("spawn", 1 << 20)
+
+
+def test_memory_of_any_device_means_spawn() -> None:
+    program = (
+        "import os, torch; from npu_platform import config, forks; held = torch.ones(1 << 20, device='npu:1'); "
+        f"config.use_forked_workers(); forks.prepare(); print(torch.npu.current_device(), os.environ['{METHOD}'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != METHOD} | {"NPU_SIMULATOR_DEVICES": "2"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, check=False, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "spawn"], done.stderr
 
 
 def test_ranks_that_are_bound_mean_spawn(environ: pytest.MonkeyPatch) -> None:

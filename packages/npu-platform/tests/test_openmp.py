@@ -46,6 +46,20 @@ time.sleep(0.2)
 print(before, pauses(), any(thread.name == "npu-openmp" for thread in threading.enumerate()))
 """
 
+AGAIN = """
+import os, threading
+from npu_platform import config, forks, openmp
+config.use_forked_workers()
+forks.prepare()
+openmp.sleep_after_loops()
+child = os.fork()
+openmp.sleep_after_loops()
+is_there = any(thread.name == "npu-openmp" for thread in threading.enumerate())
+if child == 0:
+    os._exit(is_there)
+print(is_there, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 
 def run(program: str, *arguments: str, **environ: str) -> str:
     command = [sys.executable, "-c", program, *arguments]
@@ -60,6 +74,11 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 @pytest.mark.nightly
 def test_without_us_it_has_none() -> None:
     assert run(FORK) == "-14 True", "libgomp lives with forks by itself: end_threads() may go"
+
+
+def test_a_fork_of_a_process_whose_threads_sleep_lets_its_own_sleep() -> None:
+    """Such as a rank of an engine, in a program that had one inside before."""
+    assert run(AGAIN) == "True 1"
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has no second thread")

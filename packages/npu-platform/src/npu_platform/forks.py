@@ -33,15 +33,17 @@ def prepare(*, bound: bool = False) -> None:
 
 def _devices_go_on() -> bool:
     """Say whether devices that are up are there in a fork, without memory that nobody there would use."""
-    return config.is_built_in(torch.npu.get_device_properties().driver) and not torch.npu.memory_reserved()
+    holds_memory = any(map(torch.npu.memory_reserved, range(torch.npu.device_count())))
+    return config.is_built_in(torch.npu.get_device_properties().driver) and not holds_memory
 
 
 @functools.cache
 def _register() -> None:
-    os.register_at_fork(before=openmp.end_threads, after_in_child=_forget_event_loop)
+    os.register_at_fork(before=openmp.end_threads, after_in_child=_forget_the_parents)
 
 
-def _forget_event_loop() -> None:
-    """Keep the child's signals from the event loop of its parent, whose socket it has inherited."""
+def _forget_the_parents() -> None:
+    """Keep the child's signals from the event loop of its parent, whose socket it has, but none of its threads."""
+    openmp.sleep_after_loops.cache_clear()
     if threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
