@@ -50,8 +50,10 @@ def test_bytes_of_the_tier_are_the_connectors() -> None:
     assert tier_bytes(None) == 0
     connector = {"kv_connector": "NPUOffloadConnector", "kv_role": "kv_both"}
     assert tier_bytes(KVTransferConfig(**connector)) == 0
-    for given in (GIB, str(GIB), "1GiB", "1024 MiB"):
+    for given in (GIB, str(GIB), "1GiB", "1024 MiB", "1.GiB"):
         assert tier_bytes(KVTransferConfig(**connector, kv_connector_extra_config={"cpu_bytes_to_use": given})) == GIB
+    for given in ("1.2.3", ".", "GiB"):  # which the connector refuses, by its own sentence
+        assert tier_bytes(KVTransferConfig(**connector, kv_connector_extra_config={"cpu_bytes_to_use": given})) == 0
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,23 @@ def test_tags_wake_one_by_one_and_what_is_not_deferrable_with_the_first(backend:
     assert all(kept(made).values())
 
 
+def test_what_finds_no_memory_to_wake_up_sleeps_on_and_says_so(backend: NPUSleepMode) -> None:
+    made = tensors(backend)
+    backend.suspend(1)
+    total = torch.npu.mem_get_info()[1]
+    torch.npu.empty_cache()
+    torch.npu.set_per_process_memory_fraction((torch.npu.memory_reserved() + MIB) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="sleeps on"):
+            backend.resume()
+        assert backend.state() == "SUSPENDED"
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+    backend.resume()
+    assert backend.state() == "RUNNING"
+    assert kept(made) == {"weights": True, "kv_cache": False, "runtime": True}
+
+
 def test_discarded_tags_stay_so_beside_a_sleep(backend: NPUSleepMode) -> None:
     made = tensors(backend)
     torch.npu.empty_cache()

@@ -80,7 +80,7 @@ def tier_bytes(transfer: Any) -> int:
     a number or a size such as "4GiB". What is neither is the connector's to refuse.
     """
     given = transfer.kv_connector_extra_config.get("cpu_bytes_to_use", 0) if transfer is not None else 0
-    size = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(I?)B?\s*", str(given).upper())
+    size = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(I?)B?\s*", str(given).upper())
     if size is None:
         return 0
     return int(float(size[1]) * (1024 if size[3] else 1000) ** " KMGT".index(size[2] or " "))

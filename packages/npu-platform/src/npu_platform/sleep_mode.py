@@ -87,11 +87,13 @@ class NPUSleepMode(SleepModeBackend):
         Raises torch.OutOfMemoryError where the device has too little; what is not awake sleeps on then.
         """
         self._state = "RESUMING"
-        for tag in tuple(self._asleep):
-            if tags is None or tag in tags or tag not in DEFERRABLE_TAGS:
-                self._asleep[tag].resume()
-                del self._asleep[tag]
-        self._state = "SUSPENDED" if self._asleep else "RUNNING"
+        try:
+            for tag in tuple(self._asleep):
+                if tags is None or tag in tags or tag not in DEFERRABLE_TAGS:
+                    self._asleep[tag].resume()
+                    del self._asleep[tag]
+        finally:
+            self._state = "SUSPENDED" if self._asleep else "RUNNING"
 
     @classmethod
     def is_supported(cls) -> bool:
