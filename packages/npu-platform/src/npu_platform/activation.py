@@ -85,7 +85,12 @@ def decide() -> Decision:
 
 def vllm_version() -> str | None:
     """Return the version of the installed vLLM, whichever distribution brought it, or None."""
-    for name in _VLLM_DISTRIBUTIONS:
+    return installed_version(*_VLLM_DISTRIBUTIONS)
+
+
+def installed_version(*distributions: str) -> str | None:
+    """Return the version of the first of these distributions that is installed, or None."""
+    for name in distributions:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -108,10 +108,10 @@ def _versions() -> Iterator[Finding]:
     fits = low <= tuple(int(part) for part in python.split(".")[:2]) < high
     remedy = None if fits else f"Use Python {low[0]}.{low[1]} to {high[0]}.{high[1] - 1}."
     yield Finding(section, "python", f"Python {python}", fits, remedy)
-    yield _torch(_version("torch"), activation.vllm_version())
-    ours = _version("npu-platform")
+    yield _torch(activation.installed_version("torch"), activation.vllm_version())
+    ours = activation.installed_version("npu-platform")
     for name in FAMILY:
-        version = _version(name)
+        version = activation.installed_version(name)
         fits = version in (ours, None)
         detail = f"{name} {version}" if version else f"not installed (pip install 'npu-platform[{name[4:]}]')"
         remedy = None if fits else f"Install all four at one version: pip install 'npu-platform[all]=={ours}'"
@@ -326,10 +326,3 @@ def _layers(model: str) -> Iterator[Finding]:
 
     for kind in implementations.of_checkpoint(model):
         yield Finding("layers", f"{kind.count} x {kind.layer}", f"{kind.implementation} {kind.dtype}".rstrip())
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -3,7 +3,6 @@
 NPUPlatformError (Exception)
     ConfigurationError (also ValueError)      a setting has a value that the rules forbid
     UnsupportedFeatureError (also ValueError) a feature of vLLM that the npu device cannot do yet
-    ActivationError (also RuntimeError)       the platform cannot be used in this process
     KernelCompilationError (also RuntimeError) a Triton kernel could not be compiled
     KernelLaunchError (also RuntimeError)     a Triton kernel could not be launched, or failed
         HostTensorError (also ValueError)     a Triton kernel got a tensor that its device cannot read
@@ -22,10 +21,6 @@ class ConfigurationError(NPUPlatformError, ValueError):
 
 class UnsupportedFeatureError(NPUPlatformError, ValueError):
     """vLLM was asked for something that the npu device cannot do; the message names the way out."""
-
-
-class ActivationError(NPUPlatformError, RuntimeError):
-    """The platform was forced on, but this process cannot use it."""
 
 
 class KernelCompilationError(NPUPlatformError, RuntimeError):

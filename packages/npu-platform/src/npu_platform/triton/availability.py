@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import logging
 import sys
 
 from npu_platform import config
+from npu_platform.activation import installed_version
 from npu_platform.triton import build
 
 __all__ = ["TRITON_RANGE", "for_vllm", "is_active", "missing", "why_not_for_vllm"]
@@ -64,17 +64,10 @@ def _unfit() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return _NOT_INSTALLED
     low, high = TRITON_RANGE
-    version = next(filter(None, map(_version, _DISTRIBUTIONS)), None)
+    version = installed_version(*_DISTRIBUTIONS)
     if version is not None and _numbers(low) <= _numbers(version) < _numbers(high):
         return None
     return f'Triton {version} is not of the supported range >={low},<{high} (pip install "npu-platform[triton]")'
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
