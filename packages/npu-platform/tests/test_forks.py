@@ -37,8 +37,9 @@ kill_process_tree(engine)
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(config, "_chose_forks", False)
-    monkeypatch.delenv(METHOD, raising=False)
+    for name in (METHOD, "_NPU_CHOSEN"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -50,6 +51,18 @@ def test_forks_are_the_default(environ: pytest.MonkeyPatch) -> None:
     forks.prepare()
     others_hold_memory = torch.npu.memory_reserved() > 0  # tests before this one, in the same process
     assert os.environ[METHOD] == ("spawn" if others_hold_memory else "fork")
+
+
+def test_forks_that_were_chosen_for_a_program_are_no_choice_of_those_that_it_starts(
+    environ: pytest.MonkeyPatch,
+) -> None:
+    config.use_forked_workers()
+    config.begin_choice_of_runner()
+    program = "import os; from npu_platform import config; config.use_spawned_workers(); print(os.environ['{METHOD}'])"
+    command = [sys.executable, "-c", program.replace("{METHOD}", METHOD)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "spawn"
+    environ.delenv("_NPU_CHOSEN")  # of a user who said so
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "fork"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

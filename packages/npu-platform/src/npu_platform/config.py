@@ -36,7 +36,7 @@ ENVIRONMENT: dict[str, str] = {
 
 _DRIVERS = ("simulator", "null")  # those that are built in
 _RUNNER, _BACKEND = "VLLM_USE_V2_MODEL_RUNNER", "TRITON_DEFAULT_BACKEND"
-_chose_forks = False
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _why_runner: str | None = None
 _CHOSEN = "_NPU_CHOSEN"  # the variables of the environment that stand for what was chosen, not for what the user said
 
@@ -212,10 +212,11 @@ def begin_choice_of_runner() -> None:
     What the user set stays. An engine's own processes begin no choice, or, as vLLM's API servers, the same once more.
     """
     global _why_runner
-    for name, value in _chosen().items():
-        if os.environ.get(name) == value:
+    chosen = _chosen()
+    for name in (_RUNNER, _BACKEND):
+        if name in chosen and os.environ.get(name) == chosen.pop(name):
             del os.environ[name]
-    os.environ.pop(_CHOSEN, None)
+    os.environ[_CHOSEN] = json.dumps(chosen)
     _why_runner = None
 
 
@@ -232,8 +233,7 @@ def choose_runner(*, v2: bool, why: str, triton: bool = False) -> None:
     global _why_runner
     _why_runner = why
     chosen = {_RUNNER: str(int(v2))} | ({_BACKEND: "npu"} if triton and not os.environ.get(_BACKEND) else {})
-    os.environ.update(chosen)
-    os.environ[_CHOSEN] = json.dumps(_chosen() | chosen)
+    _choose(chosen)
 
 
 def why_this_runner() -> str:
@@ -246,21 +246,19 @@ def why_this_runner() -> str:
 
 def use_forked_workers() -> None:
     """Make vLLM fork its engine processes, which ``vllm serve`` would otherwise spawn, unless the user chose."""
-    global _chose_forks
-    if "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        _chose_forks = True
+    if _METHOD not in os.environ:
+        _choose({_METHOD: "fork"})
 
 
 def use_spawned_workers() -> None:
     """Make vLLM spawn its engine processes after all, unless the user chose."""
-    if _chose_forks or "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if os.environ.get(_METHOD) in (None, _chosen().get(_METHOD)):
+        _choose({_METHOD: "spawn"})
 
 
 def forks_workers() -> bool:
     """Say whether vLLM forks its engine processes, by the user's choice or by ours."""
-    return os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "fork"
+    return os.environ.get(_METHOD) == "fork"
 
 
 def offer_devices_to_ray(count: int) -> None:
@@ -278,8 +276,13 @@ def _said_of_runner() -> dict[str, str]:
     return {name: value for name, value in values if value and value != chosen.get(name)}
 
 
+def _choose(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    os.environ[_CHOSEN] = json.dumps(_chosen() | variables)
+
+
 def _chosen() -> dict[str, str]:
-    """Return the variables that were chosen for an engine of this process or of one that started it."""
+    """Return the variables that were chosen for an engine, of this process or of one that started it."""
     chosen: dict[str, str] = json.loads(os.environ.get(_CHOSEN, "{}"))
     return chosen
 
