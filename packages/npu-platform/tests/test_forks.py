@@ -21,10 +21,9 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 ENGINE = """
 import os, time
 from multiprocessing.shared_memory import SharedMemory
-from npu_platform import config, forks
+from npu_platform import forks
 from vllm.utils.system_utils import kill_process_tree
 
-config.use_forked_workers()
 forks.prepare()
 reader, writer = os.pipe()
 if (engine := os.fork()) == 0:
@@ -107,7 +106,7 @@ def test_a_vendors_devices_mean_spawn(environ: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_that_is_killed_with_all_it_started_leaves_no_shared_memory() -> None:
     """So vLLM ends one of several ranks at each ordinary stop."""
-    done = run_program(ENGINE)
+    done = run_program(ENGINE, **{METHOD: "fork"})
     name = done.stdout.strip()
     assert name.startswith("psm_"), done.stderr
     assert until(lambda: not Path("/dev/shm", name).exists(), 5)
