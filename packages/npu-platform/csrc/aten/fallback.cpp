@@ -77,6 +77,7 @@ class Arguments {
       : aliases(kind), info_(info), first_(stack.size() - info.arguments), place_(kind == Aliases::Kind::shapes ? c10::kMeta : c10::kCPU) {
     for (size_t i = 0; i < info.arguments; ++i) move(stack[first_ + i], i);
     TORCH_CHECK(!wrong_generator_, "Expected a 'npu' device type for generator but found 'cpu' (in ", info.name, ")");
+    if (C10_UNLIKELY(has_generator_) && aliases.empty() && !named_device_) refuse_values_of_host(stack);
     if (!info.mixes_devices && !info.is_indexing) aliases.check_one_device(info.name.c_str());
     TORCH_CHECK(!writes_to_host_ || aliases.empty() || info.mixes_devices,
                 "Expected all tensors to be on the same device, but a result of ", info.name, " is to be written to the cpu");
@@ -110,9 +111,19 @@ class Arguments {
     } else if (value.isGenerator() && !info_.is_generator.empty() && info_.is_generator[index]) {
       const at::Generator generator = value.toGenerator();
       if (!generator.defined()) return;
+      has_generator_ = true;
       wrong_generator_ |= generator.device().type() != kNpu;
       if (!wrong_generator_) value = has_values() ? IValue(cpu_generator_of(generator)) : IValue();
     }
+  }
+
+  // It is the generator alone that brought the call here.
+  void refuse_values_of_host(const Stack& stack) const {
+    auto is_of_host = [](const IValue& value) {
+      return (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu()) || (value.isDevice() && value.toDevice().is_cpu());
+    };
+    TORCH_CHECK(std::none_of(stack.begin() + std::ptrdiff_t(first_), stack.end(), is_of_host),
+                "Expected a 'cpu' device type for generator but found 'npu' (in ", info_.name, ")");
   }
 
   // Into a list of its own, since the other is the caller's. Elements are asked, not the list, whose type is slow to compare.
@@ -134,6 +145,7 @@ class Arguments {
   const size_t first_;
   const c10::DeviceType place_;
   bool writes_to_host_ = false;
+  bool has_generator_ = false;
   bool wrong_generator_ = false;
   std::optional<c10::DeviceIndex> named_device_;
 };

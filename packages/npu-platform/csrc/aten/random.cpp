@@ -85,6 +85,8 @@ at::Generator cpu_generator(const optional<at::Generator>& generator, c10::Devic
 }
 
 Tensor& exponential(Tensor& self, double lambda, optional<at::Generator> generator) {
+  TORCH_CHECK(self.device().type() == kNpu, "Expected a '", self.device().type(),
+              "' device type for generator but found 'npu' (in aten::exponential_)");
   TORCH_CHECK(lambda > 0.0, "exponential_ expects lambda > 0.0, but found lambda=", lambda);
   TORCH_CHECK(at::isFloatingType(self.scalar_type()), "exponential_ expects a floating-point tensor, but found ", self.scalar_type());
   const at::Generator numbers = cpu_generator(generator, self.device().index());

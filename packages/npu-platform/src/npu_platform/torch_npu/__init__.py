@@ -43,7 +43,9 @@ if inactive_reason() is None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what Inductor asks for when it first compiles, or the generators, which bring the devices up."""
+    """Return what Inductor asks for when it first compiles, or what depends on whether the devices are up."""
+    if name == "_initialized":  # torch.utils.checkpoint keeps the state of the generators where it is true
+        return importlib.import_module(".devices", __name__).is_initialized()
     if name == "Scheduling":
         return importlib.import_module(".inductor", __name__).Scheduling
     if name == "default_generators":
