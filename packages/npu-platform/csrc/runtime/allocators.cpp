@@ -7,6 +7,7 @@
 
 #include "runtime/caching_allocator.h"
 #include "runtime/device.h"
+#include "runtime/generator.h"
 
 namespace npu {
 namespace {
@@ -30,6 +31,7 @@ PoolUsers& pool_users() {
 }
 
 void before_fork() {
+  lock_default_generators();
   creation.lock();
   for (auto& entry : allocators) {
     if (auto* allocator = entry.load()) allocator->mutex().lock();
@@ -43,6 +45,7 @@ void unlock_all() {
     if (auto* allocator = entry.load()) allocator->mutex().unlock();
   }
   creation.unlock();
+  unlock_default_generators();
 }
 
 // libgomp's threads do not survive a fork, and a parallel region of a CPU kernel would wait for them for ever: as in the

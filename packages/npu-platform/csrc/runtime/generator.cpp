@@ -4,7 +4,6 @@
 
 #include <array>
 #include <mutex>
-#include <optional>
 
 #include "runtime/device.h"
 #include "runtime/forks.h"
@@ -23,15 +22,17 @@ struct Generator final : c10::GeneratorImpl {
   void set_current_seed(uint64_t seed) override { cpu_.set_current_seed(seed); }
   uint64_t current_seed() const override { return cpu_.current_seed(); }
   uint64_t seed() override { return cpu_.seed(); }
-  void set_offset(uint64_t) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "npu: a generator has no offset (Mersenne Twister); use get_state() and set_state()");
+  // Pickling asks for an offset, and sets it again.
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(offset == 0, "npu: a generator has no offset (Mersenne Twister) but 0, got ", offset,
+                                "; use get_state() and set_state()");
   }
-  uint64_t get_offset() const override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "npu: a generator has no offset (Mersenne Twister); use get_state() and set_state()");
-  }
+  uint64_t get_offset() const override { return 0; }
   void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
+    TORCH_CHECK(state->device().type() == kNpu, "Expected a 'npu' device type for generator but found '", state->device().type(),
+                "'; its state can be set by set_state(other.get_state())");
     cpu_ = static_cast<Generator*>(state.get())->cpu_;
   }
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
@@ -42,12 +43,15 @@ struct Generator final : c10::GeneratorImpl {
   at::Generator cpu_;
 };
 
+// Those of all devices that can be, made together: a fork has to know them all.
 struct Defaults {
-  Defaults() { hold_in_forks(mutex); }
+  Defaults() {
+    hold_in_forks(mutex);
+    for (size_t i = 0; i < generators.size(); ++i) generators[i] = at::make_generator<Generator>(c10::DeviceIndex(i));
+  }
 
   std::mutex mutex;
-  std::array<std::optional<at::Generator>, NPU_MAX_DEVICES> generators;
-  uint64_t seed = c10::default_rng_seed_val;
+  std::array<at::Generator, NPU_MAX_DEVICES> generators;
 };
 
 Defaults& defaults() {
@@ -60,17 +64,11 @@ Defaults& defaults() {
 const at::Generator& default_generator(c10::DeviceIndex device) {
   if (device < 0) device = thread_state.device;
   check_device(device);
-  auto& all = defaults();
-  std::lock_guard lock(all.mutex);
-  auto& entry = all.generators[size_t(device)];
-  if (!entry) {
-    entry = new_generator(device);
-    entry->set_current_seed(all.seed);
-  }
-  return *entry;
+  return defaults().generators[size_t(device)];
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {
+  if (device >= 0) check_device(device);
   return at::make_generator<Generator>(device < 0 ? thread_state.device : device);
 }
 
@@ -81,9 +79,20 @@ at::Generator cpu_generator_of(const at::Generator& generator) {
 void seed_all(uint64_t seed) {
   auto& all = defaults();
   std::lock_guard lock(all.mutex);
-  all.seed = seed;
-  for (auto& entry : all.generators) {
-    if (entry) entry->set_current_seed(seed);
+  for (at::Generator& generator : all.generators) generator.set_current_seed(seed);
+}
+
+void lock_default_generators() {
+  for (at::Generator& generator : defaults().generators) {
+    generator.mutex().lock();                    // of who seeds it
+    cpu_generator_of(generator).mutex().lock();  // of kernels that draw
+  }
+}
+
+void unlock_default_generators() {
+  for (at::Generator& generator : defaults().generators) {
+    cpu_generator_of(generator).mutex().unlock();
+    generator.mutex().unlock();
   }
 }
 

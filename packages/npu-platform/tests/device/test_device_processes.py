@@ -234,18 +234,20 @@ def test_devices_share_the_memory_of_the_host(run_python: RunPython) -> None:
     assert abs(2 * two - one) <= 2 * granule
 
 
-def test_forks_while_other_threads_pin_memory_and_seed(run_python: RunPython) -> None:
+def test_forks_while_other_threads_pin_memory_seed_and_draw(run_python: RunPython) -> None:
     program = """
 import os, signal, threading
 import torch
 
-torch.ones(2, device="npu")
+torch.rand(2, device="npu")
 going = True
+def draw():
+    while going: torch.randn(20_000, device="npu")
 def pin():
     while going: torch.empty(1000, pin_memory=True)
 def seed():
     while going: torch.npu.manual_seed_all(3)
-threads = [threading.Thread(target=work) for work in (pin, pin, seed)]
+threads = [threading.Thread(target=work) for work in (draw, draw, pin, pin, seed)]
 for thread in threads: thread.start()
 codes = set()
 for _ in range(60):
@@ -254,6 +256,7 @@ for _ in range(60):
         signal.alarm(20)  # ends it where it waits for ever
         torch.empty(1000, pin_memory=True)
         torch.npu.manual_seed_all(4)
+        torch.rand(2, device="npu")
         os._exit(0)
     codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 going = False
@@ -262,3 +265,8 @@ print(codes)
 """
     done = run_python(program)
     assert done.stdout == "{0}\n", done.stderr
+
+
+def test_a_pool_that_lives_to_the_end_goes_without_a_word(run_fresh_python: RunPython) -> None:
+    done = run_fresh_python("import torch\npool = torch.npu.MemPool()\nprint('done')")
+    assert (done.stdout, done.stderr) == ("done\n", "")
