@@ -112,6 +112,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_name", [] { return npu::chosen_driver().device_name; });
   m.def("device_version", [] { return py::make_tuple(npu::chosen_driver().major, npu::chosen_driver().minor); });
   m.def("computes", [] { return (npu::chosen_driver().capabilities & NPU_DRIVER_COMPUTES) != 0; });
+  m.def("check_device", &npu::check_device);
   m.def("current_device", [] { return int(npu::thread_state.device); });
   m.def("set_device", [](c10::DeviceIndex device) {
     npu::check_device(device);

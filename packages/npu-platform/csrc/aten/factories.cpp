@@ -82,9 +82,9 @@ size_t bytes_for(const Tensor& tensor, int64_t offset, IntArrayRef size, IntArra
   return at::detail::computeStorageNbytesContiguous(size, tensor.itemsize(), size_t(offset));
 }
 
-// Before PyTorch does it by itself, with a copy on the host that no stream and no graph knows of.
+// Before PyTorch does it by itself, with a copy on the host that no stream and no graph knows of. It refuses storages of the host.
 void make_room(const c10::Storage& storage, size_t bytes) {
-  if (bytes > storage.nbytes()) resize_storage(*storage.unsafeGetStorageImpl(), bytes, "aten::resize_");
+  if (bytes > storage.nbytes() && storage.device_type() == kNpu) resize_storage(*storage.unsafeGetStorageImpl(), bytes, "aten::resize_");
 }
 
 const Tensor& resize_(const Tensor& self, IntArrayRef size, optional<c10::MemoryFormat> format) {

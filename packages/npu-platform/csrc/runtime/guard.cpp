@@ -36,6 +36,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return capability;
   }
   void synchronizeDevice(DeviceIndex device) const override {
+    check_device(device);
     check_alive(device);
     refuse_during_capture("synchronize of the device");
     check(driver().device_synchronize(device));

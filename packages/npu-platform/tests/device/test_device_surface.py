@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -136,6 +137,23 @@ def test_nested_statistics_are_the_flat_ones() -> None:
 def test_another_devices_name_is_refused() -> None:
     with pytest.raises(ValueError, match="expected an npu device, got cpu"):
         torch.npu.memory_allocated("cpu")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        torch.npu.synchronize,
+        torch.npu.get_device_name,
+        torch.npu.get_device_capability,
+        torch.npu.utilization,
+        lambda index: torch.npu.can_device_access_peer(0, index),
+        lambda index: torch.Generator(f"npu:{index}"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(ask: Callable[[int], object]) -> None:
+    ask(0)
+    with pytest.raises(RuntimeError, match="invalid device ordinal 9: 1 visible"):
+        ask(9)
 
 
 def test_random_state_comes_back() -> None:

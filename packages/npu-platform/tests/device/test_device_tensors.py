@@ -182,3 +182,9 @@ def test_host_memory_returned_by_a_kernel_moves_to_the_device() -> None:
         result = torch.ops.npu_test.from_host(torch.ones(1, device=DEVICE))
     assert result.device.type == "npu"
     assert result.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("size", [2, 400])
+def test_memory_of_the_host_is_refused_whatever_its_size(size: int) -> None:
+    with pytest.raises(RuntimeError, match='on device "npu:0" to a storage on different device "cpu"'):
+        torch.empty(0, device=DEVICE).set_(torch.ones(4).untyped_storage(), 0, (size,), (1,))

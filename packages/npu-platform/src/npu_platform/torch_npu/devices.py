@@ -77,13 +77,13 @@ def synchronize(device: Device = None) -> None:
 
 def get_device_name(device: Device = None) -> str:
     """Return the name that the driver gives the device: ``"Software NPU"`` on the simulator."""
-    index_of(device)
+    check_device(device)
     return _C.device_name()
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     """Return the version of the hardware, as major and minor."""
-    index_of(device)
+    check_device(device)
     return _C.device_version()
 
 
@@ -112,6 +112,8 @@ def get_device_properties(device: Device = None) -> DeviceProperties:
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     """Return whether one device can read another's memory: all lie in the memory of one host."""
+    check_device(device)
+    check_device(peer_device)
     return index_of(device) != index_of(peer_device)
 
 
@@ -212,3 +214,15 @@ def index_of(device: Device) -> int:
         msg = f"expected an npu device, got {device}; pass an index, 'npu' or 'npu:<index>'"
         raise ValueError(msg)
     return _C.current_device() if device.index is None else device.index
+
+
+def check_device(device: Device) -> None:
+    """Do nothing for the current device and for the first, of which a question must not bring the devices up.
+
+    Raises:
+        RuntimeError: there is no such device.
+        ValueError: ``device`` is of another type.
+    """
+    index = index_of(device)
+    if index not in (0, _C.current_device()):
+        _C.check_device(index)

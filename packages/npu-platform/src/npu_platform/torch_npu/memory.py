@@ -9,11 +9,11 @@ import torch
 
 from npu_platform import _C
 
-from .devices import Device, index_of
+from .devices import Device, check_device, index_of
 from .snapshots import _dump_snapshot, _snapshot, memory_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [  # with the private names by which torch.cuda.memory offers its snapshots
     "MemPool",
@@ -171,10 +171,10 @@ class MemPool:
         self.id: tuple[int, int] = (0, _C.new_pool_id())
         _C.retain_pool(self.id[1])
 
-    def __del__(self) -> None:
-        """Let go of the pool."""
+    def __del__(self, release: Callable[[int], None] = _C.release_pool) -> None:
+        """Let go of the pool; `release` is held here because this module's names are gone at the end of a program."""
         if hasattr(self, "id"):
-            _C.release_pool(self.id[1])
+            release(self.id[1])
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """Return the segments of this pool, as :func:`memory_snapshot` does."""
@@ -192,7 +192,7 @@ class MemPool:
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
     """Allocate this thread's npu tensors from ``pool`` inside the context."""
-    index_of(device)
+    check_device(device)
     scope = _C.PoolScope(pool.id[1])
     try:
         yield

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from npu_platform import _C
 
-from .devices import Device, get_num_threads, index_of
+from .devices import Device, check_device, get_num_threads
 
 __all__ = ["clock_rate", "power_draw", "temperature", "utilization"]
 
@@ -69,8 +69,8 @@ def clock_rate(device: Device = None) -> int:
 
 
 def _check_sensors(device: Device) -> None:
-    """Raise RuntimeError for a device that is not this host's processor."""
-    index_of(device)
+    """Raise RuntimeError for a device that is not there, or not this host's processor."""
+    check_device(device)
     if _C.driver_name() != "simulator":
         msg = f"the npu driver {_C.driver_name()!r} has no sensors"
         raise RuntimeError(msg)
