@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import DeviceType
 
 from tests.support.llama_block import LlamaBlock
@@ -98,6 +100,54 @@ def test_convolution_with_statistics_trains() -> None:
     torch.testing.assert_close(*losses, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(other[1].running_var, eager[1].running_var, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(other[0].weight.grad, eager[0].weight.grad, rtol=5e-2, atol=5e-2)
+
+
+SIZES = {1: (2, 8, 7), 2: (2, 8, 6, 6), 3: (2, 8, 5, 5, 5)}
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def strides_of_convolution(dims: int, transposed: bool, last: tuple[bool, bool]) -> list[tuple[int, ...]]:
+    tensors = [random(*SIZES[dims]), random(8, 8, *[3] * dims)]
+    if dims in CHANNELS_LAST:
+        layouts = [CHANNELS_LAST[dims] if each else torch.contiguous_format for each in last]
+        tensors = [each.to(memory_format=layout) for each, layout in zip(tensors, layouts, strict=True)]
+    geometry = ([1] * dims, [0] * dims, [1] * dims, transposed, [0] * dims, 1)
+    result = torch.ops.aten.convolution(*tensors, None, *geometry)
+    grads = torch.ops.aten.convolution_backward(torch.ones_like(result), *tensors, [8], *geometry, [True] * 3)
+    assert {each.device for each in (result, *grads)} == {torch.device("npu:0")}
+    return [each.stride() for each in (result, *grads)]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("last", list(itertools.product([False, True], repeat=2)))
+def test_compiled_code_expects_the_layout_that_a_convolution_gives(
+    dims: int, transposed: bool, last: tuple[bool, bool]
+) -> None:
+    with FakeTensorMode():
+        expected = strides_of_convolution(dims, transposed, last)
+    assert strides_of_convolution(dims, transposed, last) == expected
+
+
+@pytest.mark.nightly
+def test_convolutions_of_channels_last_train() -> None:
+    eager = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).to(DEVICE)
+    eager = eager.to(memory_format=torch.channels_last)
+    other, x = copy.deepcopy(eager), random(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    results = [module(x) for module in (torch.compile(other), eager)]
+    assert results[0].stride() == results[1].stride()
+    torch.testing.assert_close(*results)
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close(other[0].weight.grad, eager[0].weight.grad)
+
+
+def test_torch_takes_convolutions_of_npu_for_contiguous() -> None:
+    """The reason for torch_npu/fake_convolutions.py, which can go when this fails."""
+    x, weight = (random(*sizes).to(memory_format=torch.channels_last) for sizes in (SIZES[2], (8, 8, 3, 3)))
+    geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    backend = torch._C._select_conv_backend(x, weight, None, *geometry)
+    assert torch._C._conv_determine_backend_memory_format(x, weight, backend) == torch.contiguous_format
 
 
 def draw(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     importlib.import_module(".distributed", __package__).register_backend()
     importlib.import_module(".sharing", __package__).register_reducer()
+    importlib.import_module(".fake_convolutions", __package__).register()
 
 
 @cache

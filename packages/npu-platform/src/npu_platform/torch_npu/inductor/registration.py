@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from torch._inductor.codegen.common import register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 
+from npu_platform.torch_npu import fake_convolutions
+
 from .interface import register_interface
 from .scheduling import NpuScheduling
 from .wrapper import NpuDeviceOpOverrides, NpuWrapperCodegen, RefusedWrapperCodegen
@@ -23,8 +25,9 @@ class GeneratorVersion(CustomGraphModulePass):
         """Leave the graph as it is."""
 
     def uuid(self) -> bytes:
-        """Return a hash of the sources that generate."""
-        return get_hash_for_files(tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py"))))
+        """Return a hash of the sources that generate, and of those that say which layout an op's result has."""
+        sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(fake_convolutions.__file__)]
+        return get_hash_for_files(tuple(map(str, sources)))
 
 
 def register() -> None:
