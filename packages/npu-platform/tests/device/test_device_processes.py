@@ -270,3 +270,25 @@ print(codes)
 def test_a_pool_that_lives_to_the_end_goes_without_a_word(run_fresh_python: RunPython) -> None:
     done = run_fresh_python("import torch\npool = torch.npu.MemPool()\nprint('done')")
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_processes_may_end_right_after_a_backward(run_fresh_python: RunPython) -> None:
+    program = """
+import gc, os, sys
+import torch
+
+gc.freeze()
+sys.setswitchinterval(10)  # the thread that ends is seldom let in, so that each of these has something to wait for
+children = []
+for _ in range(6):
+    child = os.fork()
+    if child == 0:
+        x = torch.ones(3, device="npu", requires_grad=True)
+        (x * 2).sum().backward()
+        break
+    children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    print(children)
+"""
+    done = run_fresh_python(program)
+    assert done.stdout == f"{[0] * 6}\n", done.stderr

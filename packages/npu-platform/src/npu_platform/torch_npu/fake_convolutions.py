@@ -1,4 +1,4 @@
-"""Owns the layout that ``torch.compile`` expects of npu's convolutions: that of the CPU's kernels, which compute them."""
+"""Owns the layout that ``torch.compile`` expects of npu's convolutions: that of the CPU kernels which compute them."""
 
 from __future__ import annotations
 

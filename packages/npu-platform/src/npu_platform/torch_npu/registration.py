@@ -31,6 +31,7 @@ def register() -> None:
     importlib.import_module(".distributed", __package__).register_backend()
     importlib.import_module(".sharing", __package__).register_reducer()
     importlib.import_module(".fake_convolutions", __package__).register()
+    importlib.import_module(".exits", __package__).register()
 
 
 @cache

@@ -1,0 +1,24 @@
+"""Owns the end of a process: the threads of torch's autograd get a moment to let go of what they hold of Python.
+
+Why: such a thread drops Python objects when a backward of the device is done. One that asks for the GIL while the
+interpreter ends kills the process (SIGABRT; pull request 186583 of torch, in no version that this package runs with).
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from pathlib import Path
+
+_MOMENT = 0.01  # seconds; a thread that is woken with the GIL free needs a tenth of a millisecond
+
+
+def register() -> None:
+    """Wait at the end of a process in which a backward ran, after what others registered since."""
+    atexit.register(_let_autograd_finish)
+
+
+def _let_autograd_finish() -> None:
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    if any(name.startswith("pt_autograd") for name in names):
+        time.sleep(_MOMENT)
