@@ -1,6 +1,7 @@
 #include "distributed/process_group.h"
 
 #include <memory>
+#include <optional>
 
 #include "distributed/operands.h"
 #include "distributed/rendezvous.h"
@@ -63,6 +64,15 @@ class ProcessGroup final : public Backend {
     if (group_) group_->finish();
     if (by_hosts_) by_hosts_->finish();
     host_->shutdown();
+  }
+
+  // Collectives between the two run one by one, as others do: they are waited for together.
+  void startCoalescing() override { coalesced_.emplace(); }
+  WorkPtr endCoalescing() override {
+    TORCH_CHECK(coalesced_, "npuccl: endCoalescing() belongs after startCoalescing(), which was not called");
+    auto work = c10::make_intrusive<JoinedWork>(std::move(*coalesced_));
+    coalesced_.reset();
+    return work;
   }
 
   // ---- through shared memory when the ranks share a host ----
@@ -379,6 +389,11 @@ class ProcessGroup final : public Backend {
       body(call);
     };
     group_->run_later(name, timeout, std::move(kernel), [work](std::exception_ptr error) { work->finish_with(error); });
+    return started_now(work);
+  }
+
+  WorkPtr started_now(WorkPtr work) {
+    if (coalesced_) coalesced_->push_back(work);
     return work;
   }
 
@@ -405,7 +420,7 @@ class ProcessGroup final : public Backend {
     KernelScope inside(device, name);
     auto work = start(outputs);
     if (C10_UNLIKELY(is_watched(kWatchMemory))) work->keep_memory_open();
-    return work;
+    return started_now(work);
   }
 
   // gloo refuses arguments by c10::Error, which is the caller's; anything else is a lost connection.
@@ -456,6 +471,7 @@ class ProcessGroup final : public Backend {
   std::shared_ptr<Health> health_;
   std::shared_ptr<SharedGroup> group_;  // null: the ranks do not share a host
   std::shared_ptr<ByHosts> by_hosts_;   // null: they do, or no two of them do
+  std::optional<std::vector<WorkPtr>> coalesced_;  // started since startCoalescing()
 };
 
 }  // namespace

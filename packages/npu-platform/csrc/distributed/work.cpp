@@ -37,6 +37,18 @@ c10::intrusive_ptr<Future> SharedWork::make_future() const {
   return c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::move(devices));
 }
 
+c10::intrusive_ptr<Future> SharedWork::future_after(Future& other) const {
+  auto future = make_future();
+  other.addCallback([future, outputs = outputs_](Future& other) {
+    if (other.hasError()) {
+      future->setError(other.exception_ptr());
+    } else {
+      future->markCompleted(c10::IValue(outputs));
+    }
+  });
+  return future;
+}
+
 // Called whenever the work is done or the future is made: the later one completes it.
 void SharedWork::complete_future() {
   {
@@ -72,16 +84,42 @@ void HostWork::keep_memory_open() {
   }
 }
 
-c10::intrusive_ptr<Future> HostWork::getFuture() {
-  auto future = make_future();
-  host_->getFuture()->addCallback([future, outputs = result()](Future& host) {
-    if (host.hasError()) {
-      future->setError(host.exception_ptr());
-    } else {
-      future->markCompleted(c10::IValue(outputs));
-    }
-  });
-  return future;
+c10::intrusive_ptr<Future> HostWork::getFuture() { return future_after(*host_->getFuture()); }
+
+namespace {
+
+std::vector<at::Tensor> outputs_of(const std::vector<c10::intrusive_ptr<c10d::Work>>& parts) {
+  std::vector<at::Tensor> all;
+  for (const auto& part : parts) {
+    for (at::Tensor& output : part->result()) all.push_back(std::move(output));
+  }
+  return all;
+}
+
+}  // namespace
+
+JoinedWork::JoinedWork(std::vector<c10::intrusive_ptr<c10d::Work>> parts) : SharedWork(outputs_of(parts)), parts_(std::move(parts)) {}
+
+bool JoinedWork::isCompleted() {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
+}
+
+bool JoinedWork::isSuccess() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isSuccess(); });
+}
+
+bool JoinedWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& part : parts_) {
+    if (part->isCompleted() && part->isSuccess()) continue;  // gloo would wait for a second message
+    if (!part->wait(timeout)) return false;
+  }
+  return true;
+}
+
+c10::intrusive_ptr<Future> JoinedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<Future>> futures(c10::FutureType::create(c10::ListType::ofTensors()));
+  for (const auto& part : parts_) futures.push_back(part->getFuture());
+  return future_after(*c10::collectAll(futures));
 }
 
 }  // namespace npu

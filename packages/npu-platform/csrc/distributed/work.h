@@ -27,6 +27,8 @@ class SharedWork : public c10d::Work {
  protected:
   // A future of the list of outputs, which its caller completes.
   c10::intrusive_ptr<c10::ivalue::Future> make_future() const;
+  // One that is completed when `other` is.
+  c10::intrusive_ptr<c10::ivalue::Future> future_after(c10::ivalue::Future& other) const;
 
  private:
   void complete_future();
@@ -67,6 +69,20 @@ class HostWork final : public SharedWork {
   std::shared_ptr<MemoryScope> open_;
   const char* name_;
   std::shared_ptr<Health> health_;
+};
+
+// Several collectives of one caller: done when each is.
+class JoinedWork final : public SharedWork {
+ public:
+  explicit JoinedWork(std::vector<c10::intrusive_ptr<c10d::Work>> parts);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout) override;  // for each at most
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> parts_;
 };
 
 }  // namespace npu

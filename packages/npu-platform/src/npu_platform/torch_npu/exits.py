@@ -1,7 +1,7 @@
 """Owns the end of a process: the threads of torch's autograd get a moment to let go of what they hold of Python.
 
 Why: such a thread drops Python objects when a backward of the device is done. One that asks for the GIL while the
-interpreter ends kills the process (SIGABRT; pull request 186583 of torch, in no version that this package runs with).
+interpreter ends kills the process (SIGABRT; pull request 186583 of torch is about that).
 """
 
 from __future__ import annotations
