@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,28 +15,25 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 _aten = torch.ops.aten
-OPS = (
+_OPS = {
     _aten.convolution.default,
     _aten._convolution.default,
     _aten._convolution.deprecated,
     _aten.convolution_backward.default,
-)
+}
 
 
 def register() -> None:
-    """Put the rule before that of torch, which takes any out-of-tree device's convolutions for contiguous."""
-    for op in OPS:
-        rule = fake_impls.op_implementations_dict[op]
-        fake_impls._deregister_op_impl(op)
-        fake_impls.register_op_impl(op)(functools.partial(_convolution, rule))
+    """Put the rule before those of torch, which take any out-of-tree device's convolutions for contiguous."""
+    fake_impls.op_implementations_checks.insert(0, (_OPS.__contains__, _convolution))
 
 
-def _convolution(rule: Callable[..., Any], mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Return what the op gives for tensors of the CPU with the same strides, on npu."""
+def _convolution(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Return what the op gives for tensors of the CPU with the same strides, on npu; NotImplemented for others."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     device = next((tensor.device for tensor in tensors if tensor.device.type == "npu"), None)
     if device is None:
-        return rule(mode, op, *args, **kwargs)
+        return NotImplemented
     with mode:
         on_host = functools.partial(_like, device=torch.device("cpu"))
         args, kwargs = pytree.tree_map_only(Tensor, on_host, (args, kwargs))
