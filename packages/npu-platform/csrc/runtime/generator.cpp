@@ -2,8 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
+#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/forks.h"
@@ -52,6 +54,7 @@ struct Defaults {
 
   std::mutex mutex;
   std::array<at::Generator, NPU_MAX_DEVICES> generators;
+  std::vector<std::mutex*> held;  // while the process forks: those under which kernels draw
 };
 
 Defaults& defaults() {
@@ -83,17 +86,21 @@ void seed_all(uint64_t seed) {
 }
 
 void lock_default_generators() {
-  for (at::Generator& generator : defaults().generators) {
-    generator.mutex().lock();                    // of who seeds it
-    cpu_generator_of(generator).mutex().lock();  // of kernels that draw
+  auto& all = defaults();
+  for (at::Generator& generator : all.generators) {
+    generator.mutex().lock();  // of who seeds it
+    std::mutex& drawing = cpu_generator_of(generator).mutex();
+    if (std::find(all.held.begin(), all.held.end(), &drawing) != all.held.end()) continue;  // two may share a state
+    drawing.lock();
+    all.held.push_back(&drawing);
   }
 }
 
 void unlock_default_generators() {
-  for (at::Generator& generator : defaults().generators) {
-    cpu_generator_of(generator).mutex().unlock();
-    generator.mutex().unlock();
-  }
+  auto& all = defaults();
+  for (std::mutex* drawing : all.held) drawing->unlock();
+  all.held.clear();
+  for (at::Generator& generator : all.generators) generator.mutex().unlock();
 }
 
 }  // namespace npu

@@ -267,6 +267,24 @@ print(codes)
     assert done.stdout == "{0}\n", done.stderr
 
 
+def test_forks_while_devices_share_the_state_of_a_generator(run_python: RunPython) -> None:
+    program = """
+import os, signal
+import torch
+
+signal.alarm(60)  # ends it where it waits for ever
+torch.ones(2, device="npu")
+first, second = torch.npu.default_generators
+second.graphsafe_set_state(first.graphsafe_get_state())
+child = os.fork()
+if child == 0:
+    os._exit(not torch.rand(2, device="npu:1").any())
+print(os.waitpid(child, 0)[1])
+"""
+    done = run_python(program, NPU_SIMULATOR_DEVICES="2")
+    assert done.stdout == "0\n", done.stderr
+
+
 def test_a_pool_that_lives_to_the_end_goes_without_a_word(run_fresh_python: RunPython) -> None:
     done = run_fresh_python("import torch\npool = torch.npu.MemPool()\nprint('done')")
     assert (done.stdout, done.stderr) == ("done\n", "")
