@@ -19,6 +19,12 @@ def register() -> None:
 
 
 def _let_autograd_finish() -> None:
-    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
-    if any(name.startswith("pt_autograd") for name in names):
+    if any(_name(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir()):
         time.sleep(_MOMENT)
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it has ended since
+        return ""
