@@ -36,6 +36,11 @@ OWN_KERNELS = {
     "_thnn_fused_lstm_cell": ("nn_LSTMCell",),
     "_thnn_fused_lstm_cell_backward_impl": ("nn_LSTMCell",),
     "as_strided": ("as_strided",),
+    "batch_norm_backward_elemt": (),  # those of SyncBatchNorm: packages/npu-platform/tests/device has them as well
+    "batch_norm_backward_reduce": (),
+    "batch_norm_elemt": (),
+    "batch_norm_gather_stats_with_counts": (),
+    "batch_norm_stats": (),
     "convolution_backward_overrideable": CONVOLUTIONS,
     "convolution_overrideable": CONVOLUTIONS,
     "empty": ("empty", "zeros"),
