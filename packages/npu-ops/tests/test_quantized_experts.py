@@ -263,12 +263,14 @@ def test_mismatches_are_refused(ops):
     for name, changes in {
         "int4": {1: "w13", 2: "scales", 12: "uint8", 13: "group_size"},
         "int8": {1: "uint8", 2: "float32"},
+        "mxfp4": {13: "groups of MXFP4 have 32"},
         "fp8": {1: "float8_e4m3fn", 14: "blocks"},
     }.items():
         layer = Layer(name, torch.float32, 2, 64, 32, 3, 2)
         for at, match in changes.items():
             arguments = layer.arguments()
             wrong = arguments[at]
-            arguments[at] = wrong[..., :1].contiguous() if isinstance(wrong, torch.Tensor) else 33
+            other = 64 if name == "mxfp4" else 33
+            arguments[at] = wrong[..., :1].contiguous() if isinstance(wrong, torch.Tensor) else other
             with pytest.raises(RuntimeError, match=match):
                 getattr(ops, layer.op.name)(*arguments)

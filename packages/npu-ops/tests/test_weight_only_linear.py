@@ -89,34 +89,35 @@ def check_in_company_and_alone(layer, op, x):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17, 40])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160), (70, 1024 + 32)])
+@pytest.mark.parametrize(("n", "k"), [(200, 256), (37, 148), (70, 1024 + 32)])
 def test_mxfp4(ops, isa, dtype, rows, n, k):
     """Every code and, among the scales, the smallest, which is a subnormal float."""
     layer = Layer(n, k, 32)
     codes, scales = (
         torch.randint(0, 16, (n, k), dtype=torch.uint8),
-        torch.randint(110, 130, (n, k // 32)).to(torch.uint8),
+        torch.randint(110, 130, (n, -(-k // 32))).to(torch.uint8),
     )
     scales[0] = 0
     layer.weight, layer.scales = panels.pack(panels.codes_of_e2m1(codes), 4), panels.pack_groups(scales)
     values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[codes.long()]
-    layer.exact = values * torch.exp2(scales.double() - 127).repeat_interleave(32, 1)
+    layer.exact = values * torch.exp2(scales.double() - 127).repeat_interleave(32, 1)[:, :k]
     torch.testing.assert_close(panels.dequantize(layer.weight, layer.scales, None, n, k, 32).double(), layer.exact)
     x = torch.randn(rows, k).to(dtype)
     check_in_company_and_alone(layer, ops.weight_only_linear, x)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 13, 36, 80])
-@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 160), (70, 1024 + 16)])
+@pytest.mark.parametrize(("n", "k"), [(200, 256), (37, 148), (70, 1024 + 16)])
 def test_nvfp4(ops, isa, dtype, rows, n, k):
-    """Every code and every scale, zero and subnormal ones too, each column with a factor of its own."""
+    """Every code and every scale, zero, subnormal and negative ones too, each column with a factor of its own."""
     layer = Layer(n, k, 16)
-    codes, scales = torch.randint(0, 16, (n, k), dtype=torch.uint8), torch.arange(n * (k // 16)).reshape(n, -1) % 127
+    codes, scales = torch.randint(0, 16, (n, k), dtype=torch.uint8), torch.arange(n * -(-k // 16)).reshape(n, -1) % 254
+    scales += (scales > 126).long()  # 127 is NaN, and 255
     scales, factors = scales.to(torch.uint8).view(torch.float8_e4m3fn), torch.rand(n) * 0.01 + 1e-4
     layer.weight = panels.pack(panels.codes_of_e2m1(codes), 4)
     layer.scales = panels.pack_scaled_groups(scales, factors)
     values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[codes.long()]
-    layer.exact = values * scales.double().repeat_interleave(16, 1) * factors.double()[:, None]
+    layer.exact = values * scales.double().repeat_interleave(16, 1)[:, :k] * factors.double()[:, None]
     found = panels.dequantize(layer.weight, layer.scales, None, n, k, 16).double()
     torch.testing.assert_close(found, layer.exact, rtol=2**-22, atol=0)
     x = torch.randn(rows, k).to(dtype)
@@ -193,6 +194,8 @@ def test_nothing_in_nothing_out(ops, isa, shape):
         ({"order": torch.arange(63).int()}, "order must be"),
         ({"group": 48}, "group_size must divide"),
         ({"group": 2**63 - 1, "scales": torch.rand(1, 0, 32)}, "scales must be"),
+        ({"group": 16, "scales": torch.zeros(1, 4, 32, dtype=torch.uint8)}, "groups of MXFP4 have 32"),
+        ({"group": 32, "scales": torch.zeros(1, 6, 32).to(torch.float8_e4m3fn)}, "groups of NVFP4 have 16"),
     ],
 )
 def test_mismatches_are_refused(ops, change, match):

@@ -14,6 +14,12 @@ inline PanelFormat panel_format(const Tensor& weight, const Tensor& scales, cons
   return e8m0 ? PanelFormat::mxfp4 : PanelFormat::nvfp4;
 }
 
+// Whether `group` elements share a scale as the format has it.
+inline void check_group(PanelFormat format, int64_t group, const char* op) {
+  const bool mxfp4 = format == PanelFormat::mxfp4;
+  NPU_CHECK(!is_e2m1(format) || group == (mxfp4 ? 32 : 16), op, ": groups of ", mxfp4 ? "MXFP4 have 32" : "NVFP4 have 16", " elements, got ", group, ".");
+}
+
 // Rows of 32 that a panel's scales take.
 inline int64_t scale_rows(PanelFormat format, int64_t groups) { return groups + (format == PanelFormat::nvfp4 ? kFactorRows : 0); }
 

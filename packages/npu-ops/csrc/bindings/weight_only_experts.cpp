@@ -49,6 +49,7 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
   const PanelFormat format = panel_format(w13, scales13, zeros13, kOp);
   NPU_CHECK(format == panel_format(w2, scales2, zeros2, kOp) && scales13.scalar_type() == scales2.scalar_type(), kOp,
             ": both projections must be of one format.");
+  check_group(format, group_size, kOp);
   Tensor out = empty({x.size(0), hidden}, x);
   const WeightOnlyExpertsParams params{
       experts_params(kOp, x, out, width, w13.size(0), gated, weights, ids, bias13, bias2, expert_map, {activation, false, alpha, beta, limit, weigh_input}),

@@ -20,6 +20,7 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
   NPU_CHECK(group_size >= 4 && fits_panels(group_size, k),
             "weight_only_linear: group_size must divide 128, be a multiple of 128, or at least ", k, ", got ", group_size, ".");
   const PanelFormat format = panel_format(weight, scales, zeros, "weight_only_linear");
+  check_group(format, group_size, "weight_only_linear");
   const int64_t groups = (k + group_size - 1) / group_size;
   const auto grouped = [&](const Tensor& t, int64_t rows) {
     return t.dim() == 3 && t.size(0) == panels && t.size(1) == rows && t.size(2) == 32 && t.is_contiguous();

@@ -2,6 +2,7 @@
 // block's products add up to is scaled in float. Nothing is rounded before the result.
 #pragma once
 
+#include "vector/e4m3_rows.h"
 #include "vector/past_caches.h"
 #include "vector/panel_bytes.h"
 #include "vector/strips.h"
@@ -20,23 +21,18 @@ constexpr int kRowsOfTwoPanels = 4;   // so few meet two panels at a time: each 
 struct CodeValues {
   uint16_t of[32];
 };
-template <class Source>
 constexpr CodeValues code_values() {
   CodeValues values{};
-  for (int i = 0; i < 32; ++i) {
-    const int value = __is_same(Source, Codes) ? kCodes[i % 16] - kCodesZero : i % 16 - 8;
-    values.of[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, static_cast<float>(value)) >> 16);
-  }
+  for (int i = 0; i < 32; ++i) values.of[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, static_cast<float>(i % 16 - 8)) >> 16);
   return values;
 }
-template <class Source>
-alignas(64) constexpr CodeValues kCodeValues = code_values<Source>();
+alignas(64) constexpr CodeValues kCodeValues = code_values();
 
 // The pair-th pair of k of a unit's columns from 16 * j on.
 template <class Source>
 NPU_INLINE __m512bh code_columns(const uint8_t* unit, int pair, int j) {
   const __m512i codes = _mm512_broadcast_i64x4(load_raw<__m256i>(unit + pair * 32));
-  return (__m512bh)_mm512_permutexvar_epi16((__m512i)((Words32)codes >> load_raw<Words32>(kNibbleShifts.of[j])), load_raw<__m512i>(kCodeValues<Source>.of));
+  return (__m512bh)_mm512_permutexvar_epi16((__m512i)((Words32)codes >> load_raw<Words32>(kNibbleShifts.of[j])), load_raw<__m512i>(kCodeValues.of));
 }
 template <>
 NPU_INLINE __m512bh code_columns<Bytes>(const uint8_t* unit, int pair, int j) {
@@ -46,26 +42,10 @@ NPU_INLINE __m512bh code_columns<Bytes>(const uint8_t* unit, int pair, int j) {
   return _mm512_cvtne2ps_pbh(eight(2 * j + 1), eight(2 * j));
 }
 
-// Codes of e4m3 in the places of Bytes: their values by the seven bits beside the sign, in two parts. NaN is not looked for.
+// Codes of e4m3 in the places of Bytes.
 struct E4m3Codes {
   static constexpr int64_t kUnit = Bytes::kUnit;
 };
-struct E4m3Values {
-  uint8_t upper[128], lower[128];
-};
-constexpr E4m3Values e4m3_values() {
-  E4m3Values values{};
-  for (int i = 0; i < 128; ++i) {
-    const int exponent = i >> 3, fraction = i & 7;
-    float value = static_cast<float>(exponent ? 8 + fraction : fraction);
-    for (int e = exponent ? exponent : 1; e < 10; ++e) value /= 2;
-    for (int e = 10; e < exponent; ++e) value *= 2;
-    const uint32_t bits = __builtin_bit_cast(uint32_t, value) >> 16;
-    values.upper[i] = static_cast<uint8_t>(bits >> 8), values.lower[i] = static_cast<uint8_t>(bits & 0xff);
-  }
-  return values;
-}
-alignas(64) constexpr E4m3Values kE4m3Values = e4m3_values();
 
 // Both pairs of k of a unit's columns from 16 * j on.
 NPU_INLINE void e4m3_columns(__m512bh (&pair)[2], const uint8_t* unit, int j) {
@@ -190,8 +170,7 @@ __attribute__((noinline)) void code_tile(float* y, int64_t ldy, const CodeGroups
 template <class Source, int M, int P>
 inline void code_tile_of(int64_t rows, float* y, int64_t ldy, const CodeGroups<P>& w, const PlainRows& x, const float* of_blocks, int64_t blocks) {
   if constexpr (M > 0) {
-    if constexpr (!__is_same(Source, Codes))
-      if (rows == M && of_blocks) return code_tile<Source, M, P, true>(y, ldy, w, x, of_blocks, blocks);
+    if (rows == M && of_blocks) return code_tile<Source, M, P, true>(y, ldy, w, x, of_blocks, blocks);
     if (rows == M) return code_tile<Source, M, P, false>(y, ldy, w, x, nullptr, 0);
     code_tile_of<Source, M - 1, P>(rows, y, ldy, w, x, of_blocks, blocks);
   }
@@ -218,22 +197,30 @@ inline void code_tiles(float* y, const uint8_t* codes, int64_t k, int64_t m, con
   }
 }
 
-// Panels [first, last) of `codes` by m rows of x of k elements: put(y[m][kColumns], panel) is called with each one's. Takes the thread's scratch slot 1.
-template <class Source, class ScalesOf, class Put>
-inline void code_panels(const uint8_t* codes, int64_t k, int64_t m, const CodeRows& rows, int64_t first, int64_t last, const ScalesOf& scales_of,
-                        const Put& put) {
+// Panels [first, last) by m rows of x: tiles<M>(y[P][m][kColumns], panel) has P of them multiplied, put(y[m][kColumns], panel) is called with each one's.
+// Takes the thread's scratch slot 1.
+template <class Tiles, class Put>
+inline void in_code_streams(int64_t m, int64_t first, int64_t last, const Tiles& tiles, const Put& put) {
   const auto streams = [&]<int P, int M>() {
     float* y = static_cast<float*>(thread_scratch(1, sizeof(float) * P * m * kColumns));
     const int64_t each = (last - first) / P;
     for (int64_t end = first + each; first < end; ++first) {
       const Streams<P> panel{first, each};
-      code_tiles<Source, M>(y, codes, k, m, rows, panel, scales_of);
+      tiles.template operator()<M>(y, panel);
       for (int i = 0; i < P; ++i) put(y + i * m * kColumns, panel[i]);
     }
     first += (P - 1) * each;
   };
   if (m <= kRowsOfTwoPanels) streams.template operator()<2, kRowsOfTwoPanels>();
   streams.template operator()<1, kRowsBesideCodes>();
+}
+
+// The same of `codes` and rows of k elements.
+template <class Source, class ScalesOf, class Put>
+inline void code_panels(const uint8_t* codes, int64_t k, int64_t m, const CodeRows& rows, int64_t first, int64_t last, const ScalesOf& scales_of,
+                        const Put& put) {
+  const auto tiles = [&]<int M, int P>(float* y, const Streams<P>& panel) { code_tiles<Source, M>(y, codes, k, m, rows, panel, scales_of); };
+  in_code_streams(m, first, last, tiles, put);
 }
 
 #endif

@@ -8,6 +8,24 @@ namespace {
 
 #if defined(NPU_AVX512)
 
+// A code's bf16 by the seven bits beside its sign, in two parts. NaN is not looked for.
+struct E4m3Values {
+  uint8_t upper[128], lower[128];
+};
+constexpr E4m3Values e4m3_values() {
+  E4m3Values values{};
+  for (int i = 0; i < 128; ++i) {
+    const int exponent = i >> 3, fraction = i & 7;
+    float value = static_cast<float>(exponent ? 8 + fraction : fraction);
+    for (int e = exponent ? exponent : 1; e < 10; ++e) value /= 2;
+    for (int e = 10; e < exponent; ++e) value *= 2;
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value) >> 16;
+    values.upper[i] = static_cast<uint8_t>(bits >> 8), values.lower[i] = static_cast<uint8_t>(bits & 0xff);
+  }
+  return values;
+}
+alignas(64) constexpr E4m3Values kE4m3Values = e4m3_values();
+
 constexpr int64_t kCodesAtATime = 64;
 typedef uint8_t Codes64 __attribute__((vector_size(64)));
 typedef uint16_t Words32of __attribute__((vector_size(64)));

@@ -38,12 +38,14 @@ def weight_only_linear(
     order: int32 [K], the element of x that the weights' i-th meets, or None; groups are those of the weights' order.
     It comes with the weights and is not looked at again: each must be below K.
     bias: [out_features] of x's dtype, or None.
-    group_size: elements of K that share a scale: 4 to 128 dividing 128, a multiple of 128, or at least K.
+    group_size: elements of K that share a scale: 4 to 128 dividing 128, a multiple of 128, or at least K; 32 in MXFP4,
+    16 in NVFP4.
 
     The native kernels take each block of x (a group, at most 128 elements) as 16-bit integers of one power of two, so
     that elements below 2^-8 of the block's largest lose bits that their share of the result has no room for (float32:
-    31 bits). A block with an infinity or NaN makes its row NaN. On AMX many rows of bfloat16 meet weights that have
-    been multiplied by their scales and rounded to bfloat16 (not in batch-invariant mode).
+    31 bits). A block with an infinity or NaN makes its row NaN. On AVX512_BF16 rows of bfloat16 stay as they are. There
+    and on AMX many of them meet weights that have been multiplied by their scales and rounded to bfloat16, which
+    leaves those of MXFP4 and NVFP4 as they are (not in batch-invariant mode).
     """
     k = x.shape[-1]
     w = dequantize(weight, scales, zeros, out_features, k, group_size)
