@@ -13,11 +13,14 @@ void InOrder::next() {
   turn_.notify_all();
 }
 
-void InOrder::run_later(std::function<void()> task) {
-  std::lock_guard lock(mutex_);
-  queue_.emplace_back(tickets_++, std::move(task));
-  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-  queued_.notify_one();
+void InOrder::run_later(std::function<void()> task, std::function<void()> after) {
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back({tickets_++, std::move(task), std::move(after)});
+    if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+    queued_.notify_one();
+  }
+  if (on_worker()) run_queued();
 }
 
 void InOrder::work() {
@@ -25,13 +28,33 @@ void InOrder::work() {
     std::unique_lock lock(mutex_);
     queued_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    auto [ticket, task] = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    Turn turn(*this, ticket);
-    task();
-    task = nullptr;  // what it owns goes before the next one's turn
+    run_first(std::move(lock));
   }
+}
+
+bool InOrder::on_worker() {
+  std::lock_guard lock(mutex_);
+  return worker_.get_id() == std::this_thread::get_id();
+}
+
+void InOrder::run_queued() {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (queue_.empty()) return;
+    run_first(std::move(lock));
+  }
+}
+
+void InOrder::run_first(std::unique_lock<std::mutex> lock) {
+  Queued first = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  {
+    Turn turn(*this, first.ticket);
+    first.task();
+    first.task = nullptr;  // what it owns goes before the next one's turn
+  }
+  first.after();
 }
 
 void InOrder::stop() {

@@ -9,7 +9,6 @@
 #include <functional>
 #include <mutex>
 #include <thread>
-#include <utility>
 
 namespace npu {
 
@@ -20,18 +19,27 @@ class InOrder {
   // Runs the task on this thread when all earlier ones are done.
   template <class Task>
   void run(Task&& task) {
-    Turn turn(*this, take_ticket());
+    const Ticket ticket = take_ticket();
+    if (on_worker()) run_queued();
+    Turn turn(*this, ticket);
     task();
   }
 
-  // Runs the task, which must not throw, on a thread of its own when all earlier ones are done.
-  void run_later(std::function<void()> task);
+  // Runs the task on a thread of its own when all earlier ones are done, and then `after`, while later ones go on. Neither
+  // may throw. Who calls this, or run(), in `after` is on that thread: what is queued is run before that returns, since
+  // nobody else would run what it waits for.
+  void run_later(std::function<void()> task, std::function<void()> after);
 
   // Waits for the tasks that are under way or queued (in a forked child there are none, and no thread).
   void stop();
 
  private:
   using Ticket = uint64_t;
+
+  struct Queued {
+    Ticket ticket;
+    std::function<void()> task, after;
+  };
 
   class Turn {
    public:
@@ -51,11 +59,14 @@ class InOrder {
   void wait_for(Ticket ticket);
   void next();
   void work();
+  bool on_worker();
+  void run_queued();
+  void run_first(std::unique_lock<std::mutex> lock);
 
   std::mutex mutex_;
   std::condition_variable turn_, queued_;  // two, so that a turn's end does not wake a worker that has nothing to do
   Ticket tickets_ = 0, serving_ = 0;
-  std::deque<std::pair<Ticket, std::function<void()>>> queue_;
+  std::deque<Queued> queue_;
   bool stopping_ = false;
   std::thread worker_;  // started by the first run_later()
   const pid_t process_ = getpid();

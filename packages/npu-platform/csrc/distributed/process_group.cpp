@@ -388,7 +388,9 @@ class ProcessGroup final : public Backend {
       KernelScope inside(device, name);
       body(call);
     };
-    group_->run_later(name, timeout, std::move(kernel), [work](std::exception_ptr error) { work->finish_with(error); });
+    group_->run_later(
+        name, timeout, std::move(kernel), [work](std::exception_ptr error) { work->finish_with(error); },
+        [work] { work->complete_future(); });
     return started_now(work);
   }
 

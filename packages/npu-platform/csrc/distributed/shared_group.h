@@ -24,10 +24,10 @@ class SharedGroup {
     order_.run([&] { run_in_turn(name, timeout, body); });
   }
 
-  // The same on the group's own thread; then done(error).
-  template <class Body, class Done>
-  void run_later(const char* name, std::chrono::milliseconds timeout, Body body, Done done) {
-    order_.run_later([this, name, timeout, body = std::move(body), done = std::move(done)]() mutable {
+  // The same on the group's own thread, where done(error) ends its turn; then after().
+  template <class Body, class Done, class After>
+  void run_later(const char* name, std::chrono::milliseconds timeout, Body body, Done done, After after) {
+    auto task = [this, name, timeout, body = std::move(body), done = std::move(done)]() mutable {
       std::exception_ptr error;
       try {
         run_in_turn(name, timeout, body);
@@ -35,7 +35,8 @@ class SharedGroup {
         error = std::current_exception();
       }
       done(error);
-    });
+    };
+    order_.run_later(std::move(task), std::move(after));
   }
 
   // Ends the group on this rank and tells the others: what is under way is aborted, or finished first.

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
@@ -13,11 +14,6 @@ c10::intrusive_ptr<SharedWork> SharedWork::done(std::vector<at::Tensor> outputs)
   auto work = c10::make_intrusive<SharedWork>(std::move(outputs));
   work->finish_with(nullptr);
   return work;
-}
-
-void SharedWork::finish_with(std::exception_ptr error) {
-  finish(std::move(error));
-  complete_future();
 }
 
 c10::intrusive_ptr<Future> SharedWork::getFuture() {
@@ -56,6 +52,8 @@ void SharedWork::complete_future() {
     if (!completed_ || !future_) return;
   }
   if (delivered_.exchange(true)) return;
+  c10::OptionalDeviceGuard on_theirs;  // a new thread's device is the first, and what waits may make tensors on "npu"
+  if (!outputs_.empty()) on_theirs.reset_device(outputs_[0].device());
   if (exception_) {
     future_->setError(exception_);
   } else {

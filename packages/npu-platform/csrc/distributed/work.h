@@ -12,7 +12,7 @@
 
 namespace npu {
 
-// A collective of ours: done at once, or later by finish_with().
+// A collective of ours: done at once, or later by finish_with(), and then complete_future().
 class SharedWork : public c10d::Work {
  public:
   explicit SharedWork(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {}
@@ -20,7 +20,8 @@ class SharedWork : public c10d::Work {
   // Of an operation that is done.
   static c10::intrusive_ptr<SharedWork> done(std::vector<at::Tensor> outputs);
 
-  void finish_with(std::exception_ptr error);
+  void finish_with(std::exception_ptr error) { finish(std::move(error)); }
+  void complete_future();  // and run what waits for it, on this thread, outside of the group's turn: it may ask for collectives
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
@@ -31,8 +32,6 @@ class SharedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_after(c10::ivalue::Future& other) const;
 
  private:
-  void complete_future();
-
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when asked for
   std::atomic<bool> delivered_{false};

@@ -264,6 +264,22 @@ assert dist.all_reduce(torch.ones(2, device="npu"), async_op=True).get_future().
 """)
 
 
+def test_who_is_told_of_a_result_may_ask_for_collectives(ranks: Ranks) -> None:
+    """As DDP's hooks that compress gradients do, on the thread that runs what is queued."""
+    ranks.run("""
+def ask(future):
+    now = torch.ones(3, device="npu")
+    dist.all_reduce(now)
+    return [now, *dist.all_reduce(torch.ones(3, device="npu"), async_op=True).get_future().wait()]
+dist.all_reduce(torch.ones(1 << 22, device="npu"), async_op=True)  # so that the others are queued
+told = dist.all_reduce(torch.ones(3, device="npu"), async_op=True).get_future().then(ask)
+dist.all_reduce(last := torch.ones(3, device="npu"), async_op=True)  # alike, so that ranks may differ in their order
+assert [x.tolist() for x in told.wait()] == [[size] * 3] * 2
+dist.all_reduce(torch.ones(3, device="npu"))
+assert last.tolist() == [size] * 3
+""")
+
+
 def test_the_thread_of_async_work_sleeps_through_other_work(ranks: Ranks) -> None:
     """Woken by each collective of a model's layers it would take the rank's core from the rank."""
     ranks.run("""
