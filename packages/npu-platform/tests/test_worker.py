@@ -83,6 +83,12 @@ def test_the_assigned_device_is_taken() -> None:
     ("local_rank", "parallel", "said"),
     [
         pytest.param(COUNT, {}, f"this process sees {COUNT}", id="more ranks than devices"),
+        pytest.param(
+            COUNT,
+            {"tensor_parallel_size": COUNT + 3},
+            rf"more in NPU_VISIBLE_DEVICES; on .* at least {COUNT + 3}\.",
+            id="as many as all ranks need",
+        ),
         pytest.param(1, {"assigned_physical_gpu_ids": [0]}, r"--device-ids assigns \[0\]", id="more ranks than ids"),
         pytest.param(0, {"assigned_physical_gpu_ids": [COUNT]}, f"npu device {COUNT} is not there", id="no such id"),
     ],

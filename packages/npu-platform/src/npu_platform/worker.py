@@ -53,7 +53,7 @@ Processors = tuple[str, frozenset[int]]
 """What :func:`npu_platform.numa.where` returns."""
 
 _MORE_DEVICES = (
-    "lower --tensor-, --pipeline- or --data-parallel-size, or name other --device-ids; "
+    "lower --tensor-, --pipeline- or --data-parallel-size, name other --device-ids, or more in NPU_VISIBLE_DEVICES; "
     "on the software NPU set NPU_SIMULATOR_DEVICES to"
 )
 
@@ -401,9 +401,10 @@ class NPUWorker(Worker):
             set_assigned_physical_gpu_ids(assigned)
         if self.local_rank >= (count if assigned is None else len(assigned)):
             there = f"this process sees {count}" if assigned is None else f"--device-ids assigns {assigned}"
+            needed = max(self.local_rank + 1, self.parallel_config.local_world_size)
             msg = (
                 f"rank {self.local_rank} of this host needs an npu device of its own, but {there}: {_MORE_DEVICES} "
-                f"at least {self.local_rank + 1}."
+                f"at least {needed}."
             )
             raise ConfigurationError(msg)
         device = current_platform.logical_device_id_to_visible_device_id(self.local_rank)
