@@ -278,3 +278,38 @@ def test_a_kernel_may_keep_views_of_its_arguments(count: int) -> None:
     others = [torch.full((2 * count,), 7.0, device=DEVICE) for _ in range(4)]
     assert len(others) == 4
     assert [view.tolist() for view in kept] == [[2.0 * i, 2.0 * i + 1] for i in range(count)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize(("bins", "low", "high"), [(16, 0, 15), (5, 10, 99), (7, 0, 0), (4, 6, 6)])
+def test_histograms_of_integers_as_on_other_accelerators(dtype: torch.dtype, bins: int, low: int, high: int) -> None:
+    """The CPU has those of floats alone; transformers counts the tokens of each expert so."""
+    values = torch.randint(0, 120, (300,), generator=torch.Generator().manual_seed(1)).to(dtype)
+    counted = torch.histc(values.to(DEVICE), bins=bins, min=low, max=high)
+    if low == high:
+        low, high = int(values.min()), int(values.max())
+    places = [min((x - low) * bins // (high - low), bins - 1) for x in values.tolist() if low <= x <= high]
+    assert counted.dtype == dtype
+    assert counted.tolist() == torch.bincount(torch.tensor(places), minlength=bins).tolist()
+
+
+def test_a_histogram_of_integers_in_a_graph() -> None:
+    values = torch.tensor([1, 2, 2, 9, 3], dtype=torch.int32, device=DEVICE)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        counted = torch.histc(values, bins=4, min=0, max=3)
+    for now, expected in (([0, 0, 0, 3, 9], [3, 0, 0, 1]), ([9] * 5, [0] * 4)):
+        values.copy_(torch.tensor(now))
+        graph.replay()
+        assert counted.tolist() == expected
+
+
+def test_a_histogram_of_no_integers_and_of_one() -> None:
+    assert torch.histc(torch.empty(0, dtype=torch.int32, device=DEVICE), bins=3, min=0, max=2).tolist() == [0, 0, 0]
+    assert torch.histc(torch.tensor([3, 3], device=DEVICE), bins=4).tolist() == [0, 0, 2, 0]
+
+
+@pytest.mark.parametrize(("bins", "low", "high", "wrong"), [(0, 0, 1, "bins"), (4, 5, 1, "max")])
+def test_wrong_bins_of_integers_are_refused(bins: int, low: int, high: int, wrong: str) -> None:
+    with pytest.raises(RuntimeError, match=wrong):
+        torch.histc(torch.tensor([3], device=DEVICE), bins=bins, min=low, max=high)
