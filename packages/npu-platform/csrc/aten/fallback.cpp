@@ -252,7 +252,9 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 // Composites that are not: their bodies ask for a kernel of the tensor's own device, or for one of the devices that they list.
-bool is_no_composite(const std::string& name) { return name == "aten::conj_physical_" || name == "aten::mode.values"; }
+bool is_no_composite(const std::string& name) {
+  return name == "aten::conj_physical_" || name == "aten::mode.values" || name == "aten::_grouped_mm";
+}
 
 void prefer_fallback_to_composites() {
   using c10::DispatchKey;

@@ -313,3 +313,21 @@ def test_a_histogram_of_no_integers_and_of_one() -> None:
 def test_wrong_bins_of_integers_are_refused(bins: int, low: int, high: int, wrong: str) -> None:
     with pytest.raises(RuntimeError, match=wrong):
         torch.histc(torch.tensor([3], device=DEVICE), bins=bins, min=low, max=high)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_groups_are_one_kernel_that_a_graph_replays(dtype: torch.dtype) -> None:
+    """Experts by tokens: the ends of the groups, which the kernel reads, are others at each replay."""
+    generator = torch.Generator().manual_seed(1)
+    rows, weights = torch.randn(24, 64, generator=generator), torch.randn(6, 32, 64, generator=generator)
+    rows, weights = rows.to(dtype), weights.to(dtype)
+    ends = torch.tensor([4, 4, 10, 11, 20, 24], dtype=torch.int32)
+    on_device = [tensor.to(DEVICE) for tensor in (rows, weights, ends)]
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        products = F.grouped_mm(on_device[0], on_device[1].mT, offs=on_device[2])
+    for now in ([0, 0, 0, 0, 0, 24], [24] * 6, [1, 2, 3, 4, 5, 24], ends.tolist()):
+        ends.copy_(torch.tensor(now))
+        on_device[2].copy_(ends)
+        graph.replay()
+        assert torch.equal(products.cpu(), F.grouped_mm(rows, weights.mT, offs=ends))
