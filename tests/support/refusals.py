@@ -119,6 +119,7 @@ _OTHERS: tuple[Case, ...] = (
         {"model": "{one-head-of-windows}", "kv_transfer_config": {"kv_connector": "NPUOffloadConnector"} | _BOTH},
         "the blocks before that are given back",
     ),
+    Case({"model": "{dynamic}", "max_model_len": 600}, "for 512 positions only: pass --max-model-len 512"),
     Case({"attention_backend": "FLASH_ATTN"}, "pass NPU_PAGED"),
     Case({"model": "{latent}", "attention_backend": "NPU_PAGED"}, "pass NPU_MLA"),
     Case({"kv_cache_dtype": "fp8_e5m2"}, "NPU_PAGED has no KV cache of the kind fp8_e5m2"),
@@ -200,6 +201,13 @@ _FOLDERS: dict[str, Callable[[Path], Path]] = {
     "one-head": lambda folder: models.tiny_llama(folder, num_hidden_layers=1, num_key_value_heads=1),
     "one-head-of-windows": lambda folder: models.tiny_llama(
         folder, num_hidden_layers=1, num_key_value_heads=1, head_dim=32, rswa_window=8
+    ),
+    "dynamic": lambda folder: configured(
+        folder,
+        "LlamaForCausalLM",
+        transformers.LlamaConfig(
+            max_position_embeddings=512, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        ),
     ),
     "latent": models.tiny_deepseek_v2,
     "with-a-head": lambda folder: models.tiny_deepseek_v3(folder, num_nextn_predict_layers=1),

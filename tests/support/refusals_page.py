@@ -34,6 +34,7 @@ _KINDS = {
     "one-head": "a model with one KV head",
     "one-head-of-windows": "Unlimited-OCR's attention with one KV head",
     "latent": "latent attention",
+    "dynamic": "dynamic NTK scaling over 512 positions",
     "with-a-head": "latent attention with a head that drafts",
     "hybrid": "a hybrid with states",
     "bert": "an encoder",

@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from npu_platform import unsupported
 from npu_platform.errors import UnsupportedFeatureError
-from npu_platform.features import choose_loader, refuse_states_without_kernels
+from npu_platform.features import choose_loader, end_with_rotations, refuse_states_without_kernels
 
 
 class LayerWithState(MambaBase):
@@ -113,3 +113,18 @@ def test_what_the_plugin_for_bitsandbytes_cannot_do():
     assert said(torch.float32, load_in_8bit=True) == ""
     assert said(torch.bfloat16) == ""
     assert "leave out --quantization, or pass npu_int8" in said(torch.bfloat16, moe=True)
+
+
+def test_a_length_that_nobody_named_ends_with_the_table_of_dynamic_rotations():
+    """A named one is refused, which tests/integration/test_refusals.py asks for."""
+
+    def length(asked, rope_type="dynamic", derived=1024):
+        text = SimpleNamespace(rope_parameters={"rope_type": rope_type, "factor": 2.0}, max_position_embeddings=512)
+        model = SimpleNamespace(hf_text_config=text, original_max_model_len=asked, max_model_len=asked or derived)
+        end_with_rotations(SimpleNamespace(model_config=model))
+        return model.max_model_len
+
+    assert length(None) == 512
+    assert length(None, derived=300) == 300
+    assert length(None, rope_type="yarn") == 1024
+    assert length(600) == 600

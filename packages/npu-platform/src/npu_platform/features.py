@@ -67,6 +67,19 @@ def disable_prefix_caching_of_states(vllm_config: VllmConfig) -> None:
     cache.mamba_block_size = model.max_model_len
 
 
+def end_with_rotations(vllm_config: VllmConfig) -> None:
+    """Lower the longest length that vLLM derived to the positions that it has rotations for: later tokens would be NaN.
+
+    One that the user named stays, to be refused by name.
+    """
+    model = vllm_config.model_config
+    if model is None or (end := unsupported.end_of_rotations(model)) is None:
+        return
+    if model.original_max_model_len in (None, -1):
+        logger.warning("max_model_len is %d, not %d: vLLM has no rotations beyond.", end, model.max_model_len)
+        model.max_model_len = end
+
+
 def drop_attention_of_gpus(vllm_config: VllmConfig) -> None:
     """Forget the attention backends that vLLM's rules for a model chose among those of GPUs, as for Gemma 4.
 

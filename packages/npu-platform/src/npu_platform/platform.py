@@ -188,6 +188,7 @@ class NPUPlatform(Platform):
         features.drop_attention_of_gpus(vllm_config)
         choose_for_the_host(vllm_config)
         apply_graph_defaults(vllm_config)
+        features.end_with_rotations(vllm_config)
         features.disable_prefix_caching_of_states(vllm_config)
         features.keep_states_in_float32(vllm_config)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         VllmConfig,
     )
 
-__all__ = ["limits_of_the_device", "needs_gpu", "refusals"]
+__all__ = ["end_of_rotations", "limits_of_the_device", "needs_gpu", "refusals"]
 
 _GPU_MODELS = "vllm.models."  # where vLLM keeps models apart by the maker of the GPU
 _GPU_WEIGHT_TRANSFER = ("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
@@ -81,11 +81,23 @@ def limits_of_the_device(vllm_config: VllmConfig) -> Iterator[str]:
         yield "This device runs compiled models only: leave out --enforce-eager, and mode in --compilation-config."
 
 
+def end_of_rotations(model: ModelConfig) -> int | None:
+    """Return how many positions vLLM turns by dynamic NTK scaling where the model's longest length is more, else None.
+
+    vLLM multiplies the length by the factor, and computes a table of max_position_embeddings rows all the same.
+    """
+    rotations = getattr(model.hf_text_config, "rope_parameters", None) or {}
+    end = getattr(model.hf_text_config, "max_position_embeddings", None)
+    return end if rotations.get("rope_type") == "dynamic" and end is not None and model.max_model_len > end else None
+
+
 def _model(vllm_config: VllmConfig) -> Iterator[str]:
     model = vllm_config.model_config
     if model is None:
         return
     yield from _code_for_gpus(model)
+    if (end := end_of_rotations(model)) is not None:
+        yield f"vLLM has rotations by dynamic NTK scaling for {end} positions only: pass --max-model-len {end}."
     if model.is_moe:
         yield from _experts(vllm_config)
     if model.quantization == "bitsandbytes":
