@@ -99,6 +99,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_accumulated_stats(); }
   void resetPeakStats(c10::DeviceIndex device) override { CachingAllocator::of(device).reset_peak_stats(); }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    check_device(device);
     check_alive(device);
     size_t free = 0, total = 0;
     check(driver().memory_info(device, &free, &total));

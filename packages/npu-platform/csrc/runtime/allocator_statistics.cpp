@@ -64,8 +64,8 @@ void CachingAllocator::out_of_memory(size_t bytes, const std::string& fault) {
                    int(device_), " has a total capacity of ", format_size(limit_), " of which ",
                    format_size(limit_ > reserved ? limit_ - reserved : 0), " is free. Of the reserved memory ",
                    format_size(allocated), " is allocated by tensors and ", format_size(reserved > allocated ? reserved - allocated : 0),
-                   " is cached or held by graphs. Free tensors, use smaller batches, or raise NPU_SIMULATOR_MEMORY.",
-                   fault);
+                   " is cached or held by graphs. Free tensors", is_of_a_vendor() ? " or" : ",", " use smaller batches",
+                   is_of_a_vendor() ? "." : ", or raise NPU_SIMULATOR_MEMORY.", fault);
 }
 
 c10::CachingDeviceAllocator::DeviceStats CachingAllocator::stats() {

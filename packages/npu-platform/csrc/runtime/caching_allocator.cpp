@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <sstream>
 
 #include "config/config.h"
 #include "runtime/caching_allocator_parts.h"
@@ -248,6 +249,7 @@ void* CachingAllocator::map(size_t bytes) {
     if (fenced_ || is_within_limit(bytes)) {
       const npu_status status = driver().memory_map(device_, bytes, &address);
       if (status == NPU_OK) {
+        check_mapped(address, bytes);
         stats_.num_device_alloc++;
         return address;
       }
@@ -259,6 +261,14 @@ void* CachingAllocator::map(size_t bytes) {
     }
   }
   return nullptr;
+}
+
+void CachingAllocator::check_mapped(const void* address, size_t bytes) const {
+  const size_t place = size_t(static_cast<const char*>(address) - base_), span = slabs_.size() * NPU_MEMORY_GRANULE;
+  if (C10_LIKELY(place % NPU_MEMORY_GRANULE == 0 && place < span && bytes <= span - place)) return;
+  std::ostringstream what;
+  what << "whole granules (2 MiB) of memory_range(), not " << bytes << " bytes at " << address;
+  detail::refuse_answer("memory_map", what.str());
 }
 
 bool CachingAllocator::is_within_limit(size_t bytes) const {

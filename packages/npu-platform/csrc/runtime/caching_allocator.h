@@ -90,6 +90,7 @@ class CachingAllocator {
   void free_small(Slab* slab, void* address);
   void free_large(Block* block);
   void* map(size_t bytes);
+  void check_mapped(const void* address, size_t bytes) const;
   void unmap(char* address, size_t bytes);
   void release(Pool& pool);
   void release_slabs(Pool& pool);

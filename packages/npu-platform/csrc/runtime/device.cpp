@@ -21,7 +21,7 @@ int device_count_or_zero() noexcept {
 
 void refuse_device(int index) {
   TORCH_CHECK(false, "npu: invalid device ordinal ", index, ": ", device_count(),
-              " visible; see NPU_SIMULATOR_DEVICES and NPU_VISIBLE_DEVICES");
+              " visible; see ", is_of_a_vendor() ? "" : "NPU_SIMULATOR_DEVICES and ", "NPU_VISIBLE_DEVICES");
 }
 
 c10::DeviceIndex index_of(c10::Device device) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #include "config/config.h"
@@ -36,7 +37,16 @@ struct OpeningScope {
   ~OpeningScope() { --threads_opening; }
 };
 
-void check_open(npu_status status, const npu_driver& driver) { TORCH_CHECK(status == NPU_OK, driver.last_error()); }
+std::string sentence(const npu_driver& driver, npu_status status) {
+  const char* text = driver.last_error();
+  if (text && *text) return text;
+  return "the npu driver '" + std::string(driver.name) + "' returned status " + std::to_string(int(status)) +
+         " without a sentence: last_error() must return one after an error; see npu_driver.h";
+}
+
+void check_open(npu_status status, const npu_driver& driver) {
+  if (status != NPU_OK) TORCH_CHECK(false, sentence(driver, status));
+}
 
 const npu_driver* load(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -110,8 +120,15 @@ void count_devices(const npu_driver& driver) {
   int count = 0;
   check_open(driver.device_count(&count), driver);
   TORCH_CHECK(count >= 0 && count <= NPU_MAX_DEVICES, "the npu driver '", driver.name, "' has ", count,
-              " devices; at most ", NPU_MAX_DEVICES, " can be used: hide some with NPU_VISIBLE_DEVICES");
+              " devices; 0 to ", NPU_MAX_DEVICES, " can be used: its device_count() must leave out what this process may not use, "
+              "as by NPU_VISIBLE_DEVICES");
   device_count = count;
+}
+
+std::string address(const void* of) {
+  std::ostringstream text;
+  text << of;
+  return text.str();
 }
 
 void watch(const Config& config, const npu_driver& driver) {
@@ -151,10 +168,25 @@ const npu_driver& open_driver() {
   return chosen;
 }
 
+void check_range(int device, const void* base, size_t span) {
+  const auto begin = reinterpret_cast<uintptr_t>(base);
+  if (!base || begin % NPU_MEMORY_GRANULE || span < NPU_MEMORY_GRANULE) {
+    refuse_answer("memory_range", "a base on a granule (2 MiB) and a span of at least one, not " + address(base) + " and " +
+                                      std::to_string(span) + " bytes");
+  }
+  for (int other = 0; other < device_count; ++other) {
+    const auto its = reinterpret_cast<uintptr_t>(ranges[size_t(other)].base.load());
+    if (other == device || begin >= its + ranges[size_t(other)].span || its >= begin + span) continue;
+    refuse_answer("memory_range", "addresses of one device alone: those of npu:" + std::to_string(device) + " at " + address(base) +
+                                      " are npu:" + std::to_string(other) + "'s as well");
+  }
+}
+
 std::pair<char*, size_t> open_range(int device) {
   void* base = nullptr;
   size_t span = 0;
   check(npu::driver().memory_range(device, &base, &span));
+  check_range(device, base, span);
   DeviceRange& range = ranges[size_t(device)];
   range.base.store(static_cast<char*>(base), std::memory_order_relaxed);
   range.span.store(span, std::memory_order_release);
@@ -164,6 +196,10 @@ std::pair<char*, size_t> open_range(int device) {
 void refuse_lost_launch(const char* kernel) {
   TORCH_CHECK(false, "the npu driver '", npu::driver().name, "' reports the launch of ", kernel,
               " as done and has not run it: launch() must call run(closure) before it returns NPU_OK; see npu_driver.h");
+}
+
+void refuse_answer(const char* function, const std::string& what) {
+  TORCH_CHECK(false, "the npu driver '", npu::driver().name, "' must answer ", function, "() with ", what, "; see npu_driver.h");
 }
 
 }  // namespace detail
@@ -177,12 +213,23 @@ const npu_driver& chosen_driver() {
 
 void check(npu_status status) {
   if (C10_LIKELY(status == NPU_OK)) return;
-  const std::string text = driver().last_error();
+  const std::string text = last_error(status);
   if (status == NPU_ERROR_LAUNCH_FAILED || status == NPU_ERROR_DEVICE_LOST) {
     throw c10::AcceleratorError({__func__, __FILE__, uint32_t(__LINE__)}, int32_t(status), text);
   }
   TORCH_CHECK(false, text);
 }
+
+std::string last_error(npu_status status) { return detail::sentence(driver(), status); }
+
+npu_event* create_event() {
+  npu_event* event = nullptr;
+  check(driver().event_create(&event));
+  if (C10_UNLIKELY(!event)) detail::refuse_answer("event_create", "an event, not NULL");
+  return event;
+}
+
+bool is_of_a_vendor() { return driver_choice().kind == DriverKind::library; }
 
 void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceIndex of_view) {
   if (bytes == 0) return;

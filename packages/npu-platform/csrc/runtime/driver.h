@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "include/npu_driver.h"
@@ -29,6 +30,8 @@ extern int device_count;
 const npu_driver& open_driver();  // raises RuntimeError for a driver that cannot be had, and again at each call
 std::pair<char*, size_t> open_range(int device);  // asks the driver, for device_of() as well; of a device that is used, alone
 [[noreturn]] void refuse_lost_launch(const char* kernel);
+// For an answer that the driver gives with NPU_OK and must not: it would be a crash later.
+[[noreturn]] void refuse_answer(const char* function, const std::string& what);
 
 }  // namespace detail
 
@@ -45,6 +48,15 @@ inline const npu_driver& driver() {
 // Raises RuntimeError with the driver's sentence, torch.AcceleratorError for a failed kernel and a lost device
 // (OutOfMemoryError is raised by the allocator alone).
 void check(npu_status status);
+
+// The driver's sentence for a status that it has returned to this thread; one of ours where it has none.
+std::string last_error(npu_status status);
+
+// A new event of the driver's.
+npu_event* create_event();
+
+// Whether the driver is a vendor's library.
+bool is_of_a_vendor();
 
 // Whether kernels run. Without, an op makes its results from shapes alone.
 inline bool computes() { return (driver().capabilities & NPU_DRIVER_COMPUTES) != 0; }

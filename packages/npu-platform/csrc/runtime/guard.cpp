@@ -82,11 +82,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
     check_alive(stream.device_index());
-    if (!*event) {
-      npu_event* created = nullptr;
-      check(driver().event_create(&created));
-      *event = created;
-    }
+    if (!*event) *event = create_event();
     check(driver().event_record(static_cast<npu_event*>(*event), stream.device_index(), stream.id()));
     if (C10_UNLIKELY(is_capturing())) thread_state.capture->streams().record(*event, name_of(stream));
   }

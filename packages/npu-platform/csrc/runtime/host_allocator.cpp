@@ -87,8 +87,9 @@ class HostAllocator final : public at::HostAllocator {
       empty_cache();
       status = driver().host_allocate(size, &address);
     }
-    TORCH_CHECK_WITH(OutOfMemoryError, status != NPU_ERROR_OUT_OF_MEMORY, driver().last_error(), "; free pinned tensors, or pin less");
+    TORCH_CHECK_WITH(OutOfMemoryError, status != NPU_ERROR_OUT_OF_MEMORY, last_error(status), "; free pinned tensors, or pin less");
     check(status);
+    if (!address) detail::refuse_answer("host_allocate", "memory, not NULL");
     std::lock_guard lock(mutex_);
     stats_.num_host_alloc++;
     stats_.allocations.increase(1);

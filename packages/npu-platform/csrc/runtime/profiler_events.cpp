@@ -17,8 +17,7 @@ struct ProfilerEvents final : torch::profiler::impl::ProfilerStubs {
 
   void record(c10::DeviceIndex* device, ProfilerVoidEventStub* event, int64_t* cpu_ns) const override {
     const c10::DeviceIndex current = thread_state.device;
-    npu_event* made = nullptr;
-    check(driver().event_create(&made));
+    npu_event* made = create_event();
     *event = ProfilerVoidEventStub(made, [](void* each) { npu::driver().event_destroy(static_cast<npu_event*>(each)); });
     if (device) *device = current;
     if (cpu_ns) *cpu_ns = c10::getTime();

@@ -109,6 +109,47 @@ def test_what_a_driver_cannot_do_is_refused(compile_driver, run_python: RunPytho
     assert "the one option is 'fast'" in wrong.stdout
 
 
+ANSWERS = """
+import torch
+for work in (lambda: torch.ones(1, device="npu"), lambda: torch.ones(1).pin_memory(), lambda: torch.npu.Event().record()):
+    try: work()
+    except RuntimeError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("macro", "options", "said"),
+    [
+        ("-DSILENT", ":slow", ["returned status 1 without a sentence"] * 3),
+        ("-DODD_RANGE", "", ["must answer memory_range() with a base on a granule"]),
+        ("-DODD_MAP", "", ["must answer memory_map() with whole granules (2 MiB) of memory_range()"]),
+        ("-DNOTHING", "", ["must answer host_allocate() with memory", "must answer event_create() with an event"]),
+    ],
+)
+def test_an_answer_that_breaks_the_rules_is_an_error(
+    compile_driver, run_python: RunPython, macro: str, options: str, said: list[str]
+) -> None:
+    done = run_python(ANSWERS, NPU_DEVICE=f"{compile_driver(macro)}{options}")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    assert len(lines) == len(said), lines
+    assert all(part in line and "the npu driver 'smallest'" in line for part, line in zip(said, lines, strict=True)), lines
+
+
+def test_ordinals_and_remedies_of_a_vendors_device(compile_driver, run_python: RunPython) -> None:
+    program = """
+import torch
+for work in (lambda: torch.npu.mem_get_info(5), lambda: torch.empty(65 << 20, dtype=torch.uint8, device="npu")):
+    try: print(work())
+    except RuntimeError as error: print(error)
+"""
+    done = run_python(program, NPU_DEVICE=str(compile_driver()))
+    ordinal, memory = done.stdout.splitlines()
+    assert "invalid device ordinal 5: 1 visible" in ordinal
+    assert memory.startswith("NPU out of memory")
+    assert "NPU_SIMULATOR" not in done.stdout
+
+
 def test_a_launch_that_the_driver_loses_is_an_error(compile_driver, run_python: RunPython) -> None:
     program = """
 import torch

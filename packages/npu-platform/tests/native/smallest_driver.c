@@ -1,6 +1,7 @@
 /* A driver written against npu_driver.h alone: one device of 64 MiB, with everything done when it is submitted. Compiled
    with -DWRONG_ABI or -DWITHOUT_COPY it is one that must be refused; with -DSLOW it takes a second to initialize and to pin much
-   memory; with -DEXCLUSIVE it has a second device, which another process holds; with -DFORGETFUL it loses a launch. */
+   memory; with -DEXCLUSIVE it has a second device, which another process holds; with -DFORGETFUL it loses a launch;
+   with -DSILENT its errors have no sentence; with -DODD_RANGE, -DODD_MAP or -DNOTHING it answers what it must not. */
 #include <npu_driver.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,12 @@ static npu_status fail(npu_status status, const char* text) {
   problem = text;
   return status;
 }
-static const char* last_error(void) { return problem; }
+static const char* last_error(void) {
+#ifdef SILENT
+  return NULL;
+#endif
+  return problem;
+}
 
 static void take_time(void) {
 #ifdef SLOW
@@ -58,6 +64,9 @@ static npu_status memory_info(int device, size_t* free_bytes, size_t* total_byte
 static npu_status memory_range(int device, void** address, size_t* span) {
   if (open_device(device)) return NPU_ERROR_DEVICE_LOST;
   *address = base;
+#ifdef ODD_RANGE
+  *address = base + 4096;
+#endif
   *span = GRANULES * NPU_MEMORY_GRANULE;
   return NPU_OK;
 }
@@ -71,6 +80,9 @@ static npu_status memory_map(int device, size_t bytes, void** address) {
     } else if (++free == wanted) {
       memset(mapped + first, 1, wanted);
       *address = base + first * NPU_MEMORY_GRANULE;
+#ifdef ODD_MAP
+      *address = base + GRANULES * NPU_MEMORY_GRANULE;
+#endif
       return NPU_OK;
     }
   }
@@ -87,6 +99,9 @@ static npu_status memory_unmap(int device, void* address, size_t bytes) {
 }
 static npu_status host_allocate(size_t bytes, void** address) {
   if (bytes > NPU_MEMORY_GRANULE) take_time();
+#ifdef NOTHING
+  return *address = NULL, NPU_OK;
+#endif
   void* allocated = malloc(bytes);
   if (!allocated) return fail(NPU_ERROR_OUT_OF_MEMORY, "smallest: no host memory");
   *address = allocated;
@@ -102,7 +117,12 @@ static npu_status stream_wait_event(int device, int64_t stream, npu_event* event
 struct npu_event {
   long launches;
 };
-static npu_status event_create(npu_event** event) { return (*event = calloc(1, sizeof **event)) ? NPU_OK : NPU_ERROR_OUT_OF_MEMORY; }
+static npu_status event_create(npu_event** event) {
+#ifdef NOTHING
+  return *event = NULL, NPU_OK;
+#endif
+  return (*event = calloc(1, sizeof **event)) ? NPU_OK : NPU_ERROR_OUT_OF_MEMORY;
+}
 static void event_destroy(npu_event* event) { free(event); }
 static npu_status event_record(npu_event* event, int device, int64_t stream) { return (void)device, (void)stream, event->launches = launches, NPU_OK; }
 static npu_status event_query(npu_event* event, int* is_done) { return (void)event, *is_done = 1, NPU_OK; }
