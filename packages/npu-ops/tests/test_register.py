@@ -82,6 +82,48 @@ print(len(op_registry_oot))
     assert result.stdout.split()[-1] == "0"
 
 
+LAYER_OF_ANOTHER = """
+import logging, npu_ops
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.activation import SiluAndMul
+logging.getLogger("vllm.npu_ops").addHandler(logging.StreamHandler())
+logging.getLogger("vllm.npu_ops").setLevel("INFO")
+@SiluAndMul.register_oot(name="SiluAndMul")
+class Theirs(SiluAndMul): ...
+npu_ops.register()
+print(op_registry_oot["SiluAndMul"] is Theirs, op_registry_oot["RMSNorm"].__name__)
+"""
+
+
+def test_a_layer_that_another_plugin_has_registered_stays():
+    code = PRELUDE.replace("npu_ops.register(); npu_ops.register()", LAYER_OF_ANOTHER)
+    result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.splitlines()[-1] == "True NpuRMSNorm"
+    assert "npu-ops leaves SiluAndMul to __main__.Theirs" in result.stderr
+
+
+KERNEL_BEFORE = """
+import torch
+def mine(x): return x[..., :1].clone()
+torch.library.impl("npu_ops::silu_and_mul", "PrivateUse1")(mine)
+import npu_ops
+torch.library.impl("npu_ops::relu2", "PrivateUse1")(mine)
+x = torch.ones(2, 8, device="npu")
+print(*(op(x).shape[-1] for op in (torch.ops.npu_ops.silu_and_mul, torch.ops.npu_ops.relu2)))
+"""
+
+
+def test_a_kernel_that_comes_too_early_is_named():
+    pytest.importorskip("npu_platform")
+    environ = {**ENVIRONMENT, "NPU_DEVICE": "simulator"}
+    result = subprocess.run(
+        [sys.executable, "-c", KERNEL_BEFORE], env=environ, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.splitlines()[-1:] == ["4 1"], result.stderr[-3000:]
+    assert "are lost: import npu_ops first, then register silu_and_mul." in result.stderr
+
+
 def test_adapters_wrap_a_router_as_any_replicated_layer(registered):
     code = """
 from vllm.lora.layers import ReplicatedLinearWithLoRA

@@ -153,6 +153,8 @@ def test_second_platform_plugin_is_named(tmp_path: Path) -> None:
     (problem,) = [text for text in problems(findings) if "A second platform plugin" in text]
     assert "activates here as well (other from other-npu)" in problem
     assert "VLLM_PLUGINS" in problem
+    _, findings = examine(PYTHONPATH=str(tmp_path), VLLM_PLUGINS="other")
+    assert not [text for text in problems(findings) if "A second platform plugin" in text]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
+from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.kernels import linear
 from vllm.platforms import PlatformEnum
+
+logger = logging.getLogger("vllm.npu_ops")
+
+
+@contextlib.contextmanager
+def layers_of_others() -> Iterator[None]:
+    """Keep the classes that other plugins registered for vLLM's layers, whatever is registered for these meanwhile.
+
+    Why: ``register_oot`` asserts that nobody has registered the name, so that the start would end there, and vLLM loads
+    plugins in no order. Versions: vLLM 0.32 and 0.33. Scope: the process, once, when npu-ops registers.
+    """
+    theirs = dict(op_registry_oot)
+    op_registry_oot.clear()
+    try:
+        yield
+    finally:
+        op_registry_oot.update(theirs)
+    for name, layer in theirs.items():
+        logger.info("npu-ops leaves %s to %s.%s", name, layer.__module__, layer.__qualname__)
 
 
 def offer_fp8_kernels(

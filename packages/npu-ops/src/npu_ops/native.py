@@ -11,6 +11,7 @@ import torch
 
 from npu_ops.config import OpsConfig
 from npu_ops.errors import ConfigError
+from npu_ops.op import OPS
 
 logger = logging.getLogger("vllm.npu_ops")
 
@@ -55,6 +56,7 @@ def bind_device() -> bool:
     """Register the native kernels for npu tensors; False when the device exports no launch table."""
     if not available() or not hasattr(torch.ops.npu, "launch_table"):
         return False
+    _warn_of_kernels_that_are_lost()
     torch.ops.npu_ops._bind_device(torch.ops.npu.launch_table())
     return True
 
@@ -138,3 +140,12 @@ def _find_library() -> Path | None:
     except PackageNotFoundError:
         return None
     return next((Path(f.locate()) for f in installed if f.name == "_C.so"), None)
+
+
+@functools.cache
+def _warn_of_kernels_that_are_lost() -> None:
+    """Name the kernels that somebody registered before ours, which take their place: the last one counts."""
+    names = [name for name in OPS if torch._C._dispatch_has_kernel_for_dispatch_key(f"npu_ops::{name}", "PrivateUse1")]
+    if names:
+        msg = "Kernels for npu from before npu_ops was imported are lost: import npu_ops first, then register %s."
+        logger.warning(msg, ", ".join(names))

@@ -73,7 +73,7 @@ typedef struct npu_driver {
   const char* (*last_error)(void);
 
   /* ---- devices ---- */
-  npu_status (*device_count)(int* count); /* those visible to this process, at most NPU_MAX_DEVICES; never changes */
+  npu_status (*device_count)(int* count); /* 0 to NPU_MAX_DEVICES; never changes. Those of NPU_VISIBLE_DEVICES, if set: the driver reads it */
   npu_status (*device_synchronize)(int device); /* returns when all submitted work is done */
   npu_status (*device_reset)(int device);       /* a lost device works again; what is mapped stays so and reads as zero */
 

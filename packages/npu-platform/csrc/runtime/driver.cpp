@@ -141,6 +141,20 @@ void watch(const Config& config, const npu_driver& driver) {
   TORCH_CHECK(pthread_atfork(lock, unlock, unlock) == 0, "npu: pthread_atfork failed");
 }
 
+void check_range(int device, const void* base, size_t span) {
+  const auto begin = reinterpret_cast<uintptr_t>(base);
+  if (!base || begin % NPU_MEMORY_GRANULE || span < NPU_MEMORY_GRANULE) {
+    refuse_answer("memory_range", "a base on a granule (2 MiB) and a span of at least one, not " + address(base) + " and " +
+                                      std::to_string(span) + " bytes");
+  }
+  for (int other = 0; other < device_count; ++other) {
+    const auto its = reinterpret_cast<uintptr_t>(ranges[size_t(other)].base.load());
+    if (other == device || begin >= its + ranges[size_t(other)].span || its >= begin + span) continue;
+    refuse_answer("memory_range", "addresses of one device alone: those of npu:" + std::to_string(device) + " at " + address(base) +
+                                      " are npu:" + std::to_string(other) + "'s as well");
+  }
+}
+
 // A bad environment is PyTorch's RuntimeError.
 template <class Read>
 decltype(auto) from_environment(Read read) {
@@ -166,20 +180,6 @@ const npu_driver& open_driver() {
   watch(settings, chosen);
   driver.store(&chosen, std::memory_order_release);
   return chosen;
-}
-
-void check_range(int device, const void* base, size_t span) {
-  const auto begin = reinterpret_cast<uintptr_t>(base);
-  if (!base || begin % NPU_MEMORY_GRANULE || span < NPU_MEMORY_GRANULE) {
-    refuse_answer("memory_range", "a base on a granule (2 MiB) and a span of at least one, not " + address(base) + " and " +
-                                      std::to_string(span) + " bytes");
-  }
-  for (int other = 0; other < device_count; ++other) {
-    const auto its = reinterpret_cast<uintptr_t>(ranges[size_t(other)].base.load());
-    if (other == device || begin >= its + ranges[size_t(other)].span || its >= begin + span) continue;
-    refuse_answer("memory_range", "addresses of one device alone: those of npu:" + std::to_string(device) + " at " + address(base) +
-                                      " are npu:" + std::to_string(other) + "'s as well");
-  }
 }
 
 std::pair<char*, size_t> open_range(int device) {

@@ -186,13 +186,12 @@ def _platform() -> Iterator[Finding]:
     decision = activation.decide()
     for check in decision.checks:
         yield Finding(section, check.name, check.detail, check.ok, check.remedy)
-    others = _other_platforms()
-    if others:
+    others, allowed = _other_platforms(), config.plugin_allow_list()
+    if others and (allowed is None or "npu" in allowed):
         names = ", ".join(others)
         remedy = "Set VLLM_PLUGINS so that it names one of them, uninstall the other, or set NPU_DEVICE=off."
         detail = f"A second platform plugin activates here as well ({names}); vLLM then refuses to start."
         yield Finding(section, "second platform", detail, not decision.activate, remedy)
-    allowed = config.plugin_allow_list()
     if not decision.activate:
         yield Finding(section, "winner", f"not npu: {decision.reason}")
     elif allowed is not None and "npu" not in allowed:

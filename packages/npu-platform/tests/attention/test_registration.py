@@ -36,6 +36,32 @@ def test_a_configuration_may_name_a_backend_before_there_is_an_engine():
     assert "names: NPU_PAGED NPU_MLA" in done.stdout, done.stderr
 
 
+THEIRS = """
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import AttentionSelectorConfig
+import torch
+current_platform.device_name
+from npu_platform.attention.backend import NPUPagedBackend
+from npu_platform.attention.registration import select_backend
+from vllm.v1.attention.backend import AttentionBackend
+class Derived(NPUPagedBackend): ...
+def select():
+    return select_backend(None, AttentionSelectorConfig(64, torch.bfloat16, "auto", None))
+register_backend(AttentionBackendEnum.NPU_PAGED, "__main__.Derived")
+print("selected:", select())
+register_backend(AttentionBackendEnum.NPU_PAGED, "vllm.v1.attention.backend.AttentionBackend")
+try: select()
+except Exception as error: print("refused:", error)
+"""
+
+
+def test_a_backend_that_takes_the_place_of_ours_in_vllms_registry():
+    done = subprocess.run([sys.executable, "-c", THEIRS], capture_output=True, text=True, check=False)
+    assert "selected: __main__.Derived\n" in done.stdout, done.stderr
+    assert "refused: The attention backend registered as NPU_PAGED must be a subclass of" in done.stdout
+
+
 def test_latent_attention_has_a_backend_of_its_own():
     latent = selector(use_mla=True, head_size=576, kv_cache_dtype="fp8")
     assert registration.select_backend(None, latent) == registration.MLA_BACKEND_CLASS

@@ -81,6 +81,12 @@ def test_library_written_against_the_header_alone(compile_driver, run_python: Ru
     assert done.stdout == "all well\n", done.stderr
 
 
+def test_the_headers_of_drivers_and_kernels_are_installed() -> None:
+    installed, sources = Path(_C.__file__).with_name("include"), PACKAGE / "csrc/include"
+    for name in ("npu_driver.h", "npu_launch.h"):
+        assert (installed / name).read_text() == (sources / name).read_text()
+
+
 def test_libraries_that_are_refused(compile_driver, run_python: RunPython, tmp_path: Path) -> None:
     program = "import torch\ntry: torch.ones(1, device='npu')\nexcept RuntimeError as error: print(error)"
     for library, reason in {
@@ -133,7 +139,9 @@ def test_an_answer_that_breaks_the_rules_is_an_error(
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     assert len(lines) == len(said), lines
-    assert all(part in line and "the npu driver 'smallest'" in line for part, line in zip(said, lines, strict=True)), lines
+    assert all(part in line and "the npu driver 'smallest'" in line for part, line in zip(said, lines, strict=True)), (
+        lines
+    )
 
 
 def test_ordinals_and_remedies_of_a_vendors_device(compile_driver, run_python: RunPython) -> None:

@@ -6,7 +6,6 @@ requests and steps at once, and a line for each engine every `interval` seconds 
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import socket
@@ -24,6 +23,7 @@ from npu_statlogger.records import Sampler
 from npu_statlogger.sinks import open_sinks
 from npu_statlogger.sinks.courier import Courier
 from npu_statlogger.snapshot import Snapshot
+from npu_statlogger.versions import VLLM, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -222,7 +222,7 @@ class Recorder:
             time=time.time(),
             process=self._process,
             model=self._model,
-            versions={name: _version(name) for name in ("npu-statlogger", "vllm")},
+            versions={"npu-statlogger": version_of("npu-statlogger") or "", "vllm": version_of(*VLLM) or ""},
             engines=sorted(self._engines),
             settings={**ours, **(settings or {})},
         )
@@ -231,10 +231,3 @@ class Recorder:
         way = "forward" if jump > 0 else "back"
         text = f"The clock was set {way} by {abs(jump):.1f} s; the lines of this interval are of the new time."
         return Note(time=now, process=self._process, name="clock_jumped", text=text, values={"seconds": jump})
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

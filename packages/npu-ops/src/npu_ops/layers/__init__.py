@@ -7,6 +7,9 @@ import pkgutil
 
 
 def register_all() -> None:
-    """Import every file of this folder. Needs vLLM."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    """Import every file of this folder; layers for which another plugin has registered a class keep it. Needs vLLM."""
+    from npu_ops import compat
+
+    with compat.layers_of_others():
+        for module in pkgutil.iter_modules(__path__):
+            importlib.import_module(f"{__name__}.{module.name}")

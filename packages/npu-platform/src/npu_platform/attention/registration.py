@@ -26,11 +26,20 @@ def register_attention_backend() -> None:
 
 
 def backend_for(use_mla: bool) -> tuple[str, type[AttentionBackend]]:
-    """Return the name and the class of the backend of a model's attention."""
-    from vllm.utils.import_utils import resolve_obj_by_qualname
+    """Return the name and the class of a model's attention backend: ours, or what took its place in vLLM's registry.
 
+    Raises UnsupportedFeatureError for a class that is not a subclass of ours, on whose metadata graphs and drafts rely.
+    """
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    register_attention_backend()
     name, path = (MLA_BACKEND_NAME, MLA_BACKEND_CLASS) if use_mla else (BACKEND_NAME, BACKEND_CLASS)
-    return name, resolve_obj_by_qualname(path)
+    backend = AttentionBackendEnum[name].get_class()
+    if not issubclass(backend, resolve_obj_by_qualname(path)):
+        msg = f"The attention backend registered as {name} must be a subclass of {path}, not {backend}: derive it."
+        raise UnsupportedFeatureError(msg)
+    return name, backend
 
 
 def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
@@ -39,7 +48,6 @@ def select_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
     `selected` is the member that ``--attention-backend`` names, or None. Raises UnsupportedFeatureError naming
     everything in `selector` that the backend cannot do.
     """
-    register_attention_backend()
     name, backend = backend_for(selector.use_mla)
     if selected is not None and selected.name != name:
         remedy = f"leave out --attention-backend or pass {name}"

@@ -20,6 +20,7 @@ from npu_statlogger.lines import Line
 from npu_statlogger.snapshot import SCHEMA, Snapshot
 from npu_statlogger.tools.follow import Follower, time_of
 from npu_statlogger.tools.text import duration, number
+from npu_statlogger.versions import VLLM, version_of
 
 if TYPE_CHECKING:
     from npu_statlogger.tools.arguments import Commands
@@ -82,9 +83,8 @@ def _package() -> Finding:
 
 
 def _vllm() -> Finding:
-    try:
-        found = metadata.version("vllm")
-    except metadata.PackageNotFoundError:
+    found = version_of(*VLLM)
+    if found is None:
         detail = "not installed here: npu-stat reads files, and nothing here writes any"
         return Finding("vLLM", True, detail)
     if ".".join(found.split(".")[:2]) not in _VLLM_SERIES:
