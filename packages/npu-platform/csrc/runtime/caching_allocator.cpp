@@ -254,6 +254,7 @@ void* CachingAllocator::map(size_t bytes) {
         return address;
       }
       if (status != NPU_ERROR_OUT_OF_MEMORY) check(status);
+      if (attempt == 1 && is_of_a_vendor()) out_of_memory(bytes, " The driver: " + last_error(status));
     }
     if (attempt == 0) {
       stats_.num_alloc_retries++;

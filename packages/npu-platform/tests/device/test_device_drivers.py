@@ -158,6 +158,21 @@ for work in (lambda: torch.npu.mem_get_info(5), lambda: torch.empty(65 << 20, dt
     assert "NPU_SIMULATOR" not in done.stdout
 
 
+def test_a_driver_says_why_it_has_no_memory(compile_driver, run_python: RunPython) -> None:
+    """As where what is free does not lie together, which the device's totals do not show."""
+    program = """
+import torch
+parts = [torch.empty(16 << 20, dtype=torch.uint8, device="npu") for _ in range(3)]
+del parts[1]
+try: torch.empty(24 << 20, dtype=torch.uint8, device="npu")
+except torch.OutOfMemoryError as error: print(error)
+torch.empty(16 << 20, dtype=torch.uint8, device="npu")
+"""
+    done = run_python(program, NPU_DEVICE=str(compile_driver()))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("The driver: smallest: used up\n")
+
+
 def test_a_launch_that_the_driver_loses_is_an_error(compile_driver, run_python: RunPython) -> None:
     program = """
 import torch
