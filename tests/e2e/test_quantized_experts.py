@@ -75,7 +75,12 @@ def one(scheme: dict[str, Any]) -> Callable[[Path], Path]:
 
 CASES: dict[str, Case] = {
     "awq": Case(lambda folder: quantized_experts.awq(folder, Rounding(group=32, symmetric=False)), (INTEGERS(4),)),
-    "gptq": Case(lambda folder: quantized_experts.gptq(folder, Rounding(group=64)), (INTEGERS(4),)),
+    "gptq": Case(
+        lambda folder: quantized_experts.gptq(
+            folder, [Rounding(group=64), Rounding(bits=8, group=32, symmetric=False)]
+        ),
+        (INTEGERS(4), INTEGERS(8)),
+    ),
     "packed": Case(
         lambda folder: quantized_experts.compressed(
             folder,

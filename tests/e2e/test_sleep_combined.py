@@ -12,6 +12,7 @@ from tests.support.sleeper import Moment, Step, go_through
 from tests.support.transformers_reference import assert_greedy, load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NEW = 8
@@ -50,7 +51,16 @@ SCHEMES = {
         "input_activations": integers(8, "token", dynamic=True),
         "format": "int-quantized",
     },
-    r".*mlp\.\w+_proj": {"weights": integers(4, "group", group_size=32), "format": "pack-quantized"},
+    r".*mlp\.(gate|up)_proj": {"weights": integers(4, "group", group_size=32), "format": "pack-quantized"},
+    r".*mlp\.down_proj": {
+        "weights": integers(4, "group", group_size=32),
+        "input_activations": integers(8, "token", dynamic=True),
+        "format": "int-quantized",
+    },
+}
+QUANTISED: dict[str, Callable[[Path], Path]] = {
+    "compressed": lambda folder: quantized.compressed(folder, SCHEMES),
+    "GPTQ with an order": lambda folder: quantized.gptq(folder, quantized.Rounding(group=128, order=True)),
 }
 
 
@@ -80,9 +90,10 @@ def test_adapters(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_quantised_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_weights(name: str, tmp_path: Path) -> None:
     """What is packed anew when it is loaded sleeps in that form, and is packed again when it is reloaded."""
-    model = quantized.compressed(tmp_path / "model", SCHEMES)
+    model = QUANTISED[name](tmp_path / "model")
     ask: Step = ["generate", quantized.prompts(4), NEW]
     steps = [ask, *LIGHT, ask, *DEEP, ask]
     moments = go_through(tmp_path, steps, model=model, **ENGINE | {"dtype": "bfloat16"})

@@ -64,11 +64,27 @@ def awq(folder: Path, rounding: Rounding) -> Path:
     return _qwen3(folder, lambda name, w: awq_tensors(name, rounding(w)), config, num_hidden_layers=2)
 
 
-def gptq(folder: Path, rounding: Rounding) -> Path:
-    """GPTQ's layout, without activation order."""
-    config = {"quant_method": "gptq", "bits": rounding.bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
-    config |= {"desc_act": False, "sym": rounding.symmetric, "lm_head": False}
-    return _qwen3(folder, lambda name, w: gptq_tensors(name, rounding(w)), config, num_hidden_layers=2)
+def gptq(folder: Path, roundings: list[Rounding]) -> Path:
+    """GPTQ's layout, without activation order: a rounding for the experts of each layer, of others than the first by
+    rules for the names of their projections.
+    """
+    first, *others = roundings
+    rules = {
+        rf".*layers\.{layer}\..*experts\.\d+\.(gate|up|down)_proj": _gptq_says(rounding)
+        for layer, rounding in enumerate(others, 1)
+    }
+    config = {"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": False, "lm_head": False}
+    config |= _gptq_says(first) | {"dynamic": rules}
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        rounding = roundings[_layer(name)]
+        return gptq_tensors(name, rounding(weight), rounding.bits)
+
+    return _qwen3(folder, write, config, num_hidden_layers=len(roundings))
+
+
+def _gptq_says(rounding: Rounding) -> dict[str, Any]:
+    return {"bits": rounding.bits, "group_size": rounding.group, "sym": rounding.symmetric}
 
 
 def packed(bits: int, strategy: str, symmetric: bool = True, **more: Any) -> dict[str, Any]:

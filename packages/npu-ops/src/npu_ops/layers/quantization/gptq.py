@@ -15,7 +15,11 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod, set_weight_attrs
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig, AutoGPTQMoEMethod, get_moe_quant_method
-from vllm.model_executor.layers.quantization.utils.gptq_utils import flatten_list, get_linear_quant_method
+from vllm.model_executor.layers.quantization.utils.gptq_utils import (
+    flatten_list,
+    get_dynamic_override,
+    get_linear_quant_method,
+)
 from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
@@ -30,6 +34,8 @@ from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 from npu_ops.layers.quantization.weight_only import values_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
     from vllm.model_executor.models.utils import WeightsMapper
 
@@ -57,8 +63,9 @@ class NpuGPTQLinearMethod(LinearMethodBase):
         """
         config = self.quant_config
         inputs, outputs, pack = input_size_per_partition, sum(output_partition_sizes), config.pack_factor
-        split, whole = input_size != inputs, config.group_size == -1
-        if config.desc_act and split:
+        whole = config.group_size == -1 or config.group_size >= input_size
+        self.has_order = config.desc_act and not whole
+        if self.has_order and input_size != inputs:
             msg = (
                 "GPTQ with activation order (desc_act) cannot be split along the inputs: "
                 "serve with tensor_parallel_size=1."
@@ -69,7 +76,7 @@ class NpuGPTQLinearMethod(LinearMethodBase):
             partition_weight_shape=(inputs, outputs),
             weight_type=config.quant_type,
             act_type=params_dtype,
-            group_size=config.group_size,
+            group_size=-1 if whole else config.group_size,
             zero_points=not config.is_sym,
         )
         kernel = choose_mp_linear_kernel(kernel_config)
@@ -94,13 +101,14 @@ class NpuGPTQLinearMethod(LinearMethodBase):
             )
         # Without an order vLLM does not load it, but for models that keep no configuration of quantisation.
         order = torch.empty(inputs, dtype=torch.int32)
-        layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, **loader))
+        load_first = _of_first_part(extra_weight_attrs["weight_loader"])
+        layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, weight_loader=load_first))
         layer.zero_offset = config.zero_offset
         self.kernel = kernel(kernel_config, w_q_param_name="qweight", w_s_param_name="scales", w_zp_param_name="qzeros")
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check that groups are of one size, whatever their order, and let the kernel repack."""
-        if self.quant_config.desc_act:
+        if self.has_order:
             found = layer.g_idx.data.sort().values
             if not torch.equal(found, torch.arange(len(found), device=found.device) // self.quant_config.group_size):
                 msg = (
@@ -160,6 +168,19 @@ class NpuGPTQExperts(QuantizedExperts, AutoGPTQMoEMethod):
         self.pack_integers(layer, bits, group, lambda e: integers("w13", e), lambda e: integers("w2", e))
 
 
+def _of_first_part(load: Callable[..., None]) -> Callable[..., None]:
+    """Return a loader that takes what all parts of a fused layer have alike from the first.
+
+    Where vLLM loads weights again it counts elements, and would take a layer for complete too early.
+    """
+
+    def load_first(param: Any, loaded_weight: Tensor, *part: Any) -> None:
+        if part in ((), (None,), (0,), ("q",)):
+            load(param, loaded_weight, *part)
+
+    return load_first
+
+
 def _not_loaded(**_: Any) -> bool:
     """Take the place of a loader of weights; says that there was nothing for this rank."""
     return False
@@ -194,8 +215,7 @@ class NpuGPTQConfig(AutoGPTQConfig):
             weight_bits, group_size, False, is_sym, lm_head_quantized, {}, full_config, modules_in_block_to_quantize
         )
         self.dynamic = dynamic or {}
-        self.has_order = desc_act
-        self.desc_act = desc_act and group_size != -1
+        self.desc_act = desc_act  # vLLM takes it from layers that have one group
 
     @property
     def zero_offset(self) -> int:
@@ -205,24 +225,48 @@ class NpuGPTQConfig(AutoGPTQConfig):
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a linear layer, quantised head or mixture of experts."""
         if isinstance(layer, RoutedExperts):
-            return get_moe_quant_method(self, layer, prefix, NpuGPTQExperts)
+            projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+            parts = [f"{prefix}.{expert}.{name}" for expert in range(layer.global_num_experts) for name in projections]
+            return get_moe_quant_method(self, layer, self._as_rules_name(prefix, parts), NpuGPTQExperts)
         if isinstance(layer, LinearBase) and self._begins_as_another(prefix):
             return UnquantizedLinearMethod()
-        return get_linear_quant_method(self, layer, prefix, NpuGPTQLinearMethod)
+        name = self._as_rules_name(prefix, self._parts_of(prefix))
+        return get_linear_quant_method(self, layer, name, NpuGPTQLinearMethod)
+
+    def _as_rules_name(self, prefix: str, parts: list[str]) -> str:
+        """Return the name by which rules for single modules (`dynamic`) mean a layer: its own, or that of its parts.
+
+        vLLM asks for its own name only, `qkv_proj` or `experts`, which no checkpoint has.
+        """
+        if not self.dynamic or get_dynamic_override(self, prefix) is not None:
+            return prefix
+        if any(self._said_of(part) != self._said_of(parts[0]) for part in parts):
+            msg = f"{prefix}: GPTQ's rules (dynamic) must be the same for all of its parts: quantise them alike."
+            raise UnsupportedLayerError(msg)
+        return parts[0]
+
+    def _said_of(self, name: str) -> tuple[Any, ...] | None:
+        """Return how a module was rounded by the rules; None: not at all."""
+        if get_dynamic_override(self, name) is False:
+            return None
+        base = {"bits": self.weight_bits, "group_size": self.group_size, "sym": self.is_sym}
+        return tuple(get_dynamic_override(self, name, key, default) for key, default in base.items())
+
+    def _parts_of(self, prefix: str) -> list[str]:
+        before, dot, last = prefix.rpartition(".")
+        return [f"{before}{dot}{part}" for part in self.packed_modules_mapping.get(last, [last])]
 
     def _begins_as_another(self, prefix: str) -> bool:
         """Say whether a layer is quantised to vLLM for a name alone that goes on where that of a quantised layer ends.
 
         Zamba 2's `gate_up_proj_adapter_list` is no `gate_up_proj`.
         """
-        before, dot, last = prefix.rpartition(".")
-        parts = [f"{before}{dot}{part}" for part in self.packed_modules_mapping.get(last, [last])]
         listed = flatten_list(self.modules_in_block_to_quantize)
-        named = [(name, part) for name in listed for part in parts if name in part]
+        named = [(name, part) for name in listed for part in self._parts_of(prefix) if name in part]
         return bool(named) and not any(re.search(rf"{re.escape(name)}(?!\w)", part) for name, part in named)
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
         """Keep the order of activations where it matters."""
         from vllm.model_executor.models.utils import WeightsMapper
 
-        return WeightsMapper() if self.has_order else super().get_checkpoint_weight_mapper()
+        return WeightsMapper() if self.desc_act else super().get_checkpoint_weight_mapper()

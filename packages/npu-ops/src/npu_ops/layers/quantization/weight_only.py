@@ -58,7 +58,7 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
             return False, f"{inputs} inputs are no whole number of groups of {group}"
         return True, None
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Repack: w_q holds int32 along the inputs, [N, K / 8] or its transpose; zero points along the outputs.
 
         Of W4A8 it holds int8 [N, K], -8 to 7; activations stay as they are there, too.
@@ -67,8 +67,9 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         w_q, w_s, w_z = self._get_weight_params(layer)
         outputs = self.config.partition_weight_shape[1]
         if self.config.weight_type == _UNPACKED:
-            weight = (w_q.data + 8).view(torch.uint8)
-            layer.register_parameter("weight", None)  # vLLM's scheme has the same parameter under two names
+            # vLLM's scheme has the same parameter under two names, which are two when weights are loaded again
+            weight = (layer.weight.data + 8).view(torch.uint8)  # the checkpoint's name
+            del layer.weight  # adapters ask whichever there is for its device
         else:
             weight = values_of(w_q.data if w_q.input_dim == 1 else w_q.data.t(), bits)
         order = getattr(layer, "g_idx", None)
