@@ -227,7 +227,8 @@ def kernel(weight, zeros=False, group=128, inputs=256):
 with set_current_vllm_config(config):
     ours = "NpuWeightOnlyLinearKernel"
     assert {kernel(types.uint4b8), kernel(types.uint8b128, group=-1), kernel(types.uint4, True, 32)} == {ours}
-    for given, said in [((types.uint2b2,), "4 and 8 bits"), ((types.uint4b8, False, 48), "groups of 48"), ((types.uint4b8, False, 128, 192), "192 inputs")]:
+    assert kernel(types.int4, False, 80, 80) == ours  # W4A8 by channel
+    for given, said in [((types.uint2b2,), "4 and 8 bits"), ((types.uint4b8, False, 48), "groups of 48"), ((types.uint4b8, False, 128, 192), "192 inputs"), ((types.uint4b8, False, 128, 96), "96 inputs")]:
         try: kernel(*given)
         except ValueError as error: assert said in str(error), error
         else: raise AssertionError(given)
@@ -258,6 +259,12 @@ with set_current_vllm_config(config):
     assert [(said(n).group_size, said(n).desc_act) for n in ("gate_up_proj", "down_proj")] == [(32, True), (-1, False)]
     try: said("qkv_proj")
     except NotImplementedError as error: assert "for all of its parts" in str(error)
+    else: raise AssertionError
+    from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+    from types import SimpleNamespace
+    cut = Integers(torch.zeros(64, 48, dtype=torch.uint8), torch.ones(64, 1))
+    try: QuantizedExperts._integers(None, SimpleNamespace(local_num_experts=1), 4, 32, lambda _: cut, 1)
+    except NotImplementedError as error: assert "48 inputs of an expert are no whole number of groups of 32" in str(error)
     else: raise AssertionError
 print("chosen")
 """

@@ -103,7 +103,7 @@ class QuantizedExperts(FusedMoEMethodBase):
         if group != WHOLE and (group < 4 or (128 % group and group % 128)):
             msg = f"groups of {group}: experts take divisors of 128 from 4 on, multiples of 128, or whole channels."
             raise UnsupportedLayerError(msg)
-        first, second = self._integers(layer, bits, w13, self._parts()), self._integers(layer, bits, w2, 1)
+        first, second = (self._integers(layer, bits, group, *of) for of in ((w13, self._parts()), (w2, 1)))
         self._finish(layer, ops.weight_only_experts, (*first, *second), (self._width(layer), group), f"int{bits}")
         if first[1].dtype == torch.uint8:
             self.format = "mxfp4"
@@ -169,10 +169,18 @@ class QuantizedExperts(FusedMoEMethodBase):
             weight, scale = (torch.cat((of[:, ::2], of[:, 1::2]), dim=1) for of in (weight, scale))
         return weight.contiguous(), scale.contiguous()
 
-    def _integers(self, layer: Any, bits: int, matrix: Callable[[int], Integers], parts: int) -> tuple[Tensor, ...]:
+    def _integers(
+        self, layer: Any, bits: int, group: int, matrix: Callable[[int], Integers], parts: int
+    ) -> tuple[Tensor, ...]:
         packed: list[list[Tensor]] = [[], [], []]
         for expert in range(layer.local_num_experts):
             values, scales, zeros, factors = matrix(expert)
+            if scales.shape[1] != -(-values.shape[1] // group):
+                msg = (
+                    f"{values.shape[1]} inputs of an expert are no whole number of groups of {group}: "
+                    "lower --tensor-parallel-size, or pass --enable-expert-parallel."
+                )
+                raise UnsupportedLayerError(msg)
             packed[0].append(torch.cat([panels.pack(part.contiguous(), bits) for part in self._split(values, parts)]))
             pieces = [self._split(of, parts) for of in (scales, factors) if of is not None]
             pack = panels.pack_groups if factors is None else panels.pack_scaled_groups

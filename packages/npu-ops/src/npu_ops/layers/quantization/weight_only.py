@@ -47,14 +47,15 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """4 and 8 bits, symmetric or with zero points, whole groups of a size that the kernel's blocks fit."""
         inputs, group = c.partition_weight_shape[0], c.group_size
+        whole = group in (-1, inputs)
         if c.weight_type not in (_WITH_ZEROS if c.zero_points else (*_SYMMETRIC, _UNPACKED)):
             kind = "with" if c.zero_points else "without"
             return False, f"weights of type {c.weight_type} {kind} zero points: there are kernels for 4 and 8 bits"
         if c.act_type not in (torch.bfloat16, torch.float16, torch.float32):
             return False, f"activations of {c.act_type}: weight-only kernels take bfloat16, float16 and float32"
-        if group != -1 and (group < 4 or (128 % group and group % 128)):
+        if not whole and (group < 4 or (128 % group and group % 128)):
             return False, f"groups of {group}: a divisor of 128 from 4 on, a multiple of 128, or -1 (whole channels)"
-        if group != -1 and inputs % group and inputs > group:
+        if not whole and inputs % group:
             return False, f"{inputs} inputs are no whole number of groups of {group}"
         return True, None
 
