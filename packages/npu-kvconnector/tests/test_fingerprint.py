@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.fingerprint import SETTINGS, fingerprint, settings_digest, weights_digest
-from tests.support import models
+from tests.support import models, multimodal
 from tests.support.offloading import offloading_config
 
 
@@ -40,9 +40,10 @@ def test_other_weights_of_the_same_shape_are_another_model(model: Path) -> None:
     assert weights_digest(str(model)) != before
 
 
-def test_other_settings_are_another_model(model: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_other_settings_are_another_model(name: str, model: Path) -> None:
     before = weights_digest(str(model))
-    (model / "config.json").write_text('{"rope_theta": 2}')
+    (model / name).write_text('{"rope_theta": 2}')
     assert weights_digest(str(model)) != before
 
 
@@ -118,3 +119,16 @@ def test_how_an_engine_computes_is_in_it_wherever_the_model_lies(tmp_path: Path)
     there = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert there.stdout.split()[-1] == digest()
     assert digest(max_model_len=64, seed=7, served_model_name="another") == digest()
+
+
+def test_what_a_processor_is_told_of_images_is_in_it(tmp_path: Path) -> None:
+    from vllm.config import ModelConfig
+
+    multimodal.tiny_llava(tmp_path / "model")
+
+    def digest(**options: Any) -> str:
+        model = ModelConfig(model=str(tmp_path / "model"), dtype="float32", mm_processor_kwargs=options or None)
+        return settings_digest(model)
+
+    assert len({digest(), digest(do_normalize=False), digest(image_mean=[0.5, 0.5, 0.5])}) == 3
+    assert digest(do_normalize=False) == digest(do_normalize=False)

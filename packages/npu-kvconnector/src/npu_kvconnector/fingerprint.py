@@ -29,6 +29,8 @@ SETTINGS = "npu_kv_settings"
 """Where the connector puts :func:`settings_digest` into ``kv_connector_extra_config``; no user may write it."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files beside the weights that say how they compute, and what becomes of an image before an encoder sees it."""
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 _NOT_OF_THE_MODEL = ("transformers_version", "torch_dtype")
 """What a model's configuration says of the program that wrote it, or twice; names with a _ before them likewise."""
@@ -74,7 +76,7 @@ def settings_digest(model: ModelConfig | None) -> str:
     """Return a digest of how an engine computes with weights: what it was told, not what their folder says.
 
     It is the same in all processes of a server and after a restart, wherever the model lies: ``hf_overrides``,
-    quantisation when the weights are loaded and the like are in it, names of places are not.
+    quantisation when the weights are loaded, ``mm_processor_kwargs`` and the like are in it, names of places are not.
     """
     if model is None:
         return ""
@@ -85,6 +87,9 @@ def settings_digest(model: ModelConfig | None) -> str:
         "quantization_config": _plain(model.quantization_config),
         "disable_sliding_window": model.disable_sliding_window,
     }
+    # A block's hash knows an image as it came, not what a server's processor makes of it.
+    if model.multimodal_config is not None and model.multimodal_config.mm_processor_kwargs:
+        said["mm_processor_kwargs"] = _plain(model.multimodal_config.mm_processor_kwargs)
     text = json.dumps(said, sort_keys=True)
     if '"longrope"' in text:  # whose factors follow from it
         text += str(model.max_model_len)
@@ -109,10 +114,10 @@ def weights_digest(model: str) -> str:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         for sample in _samples(path):
             digest.update(sample)
-    settings = place / "config.json"
-    if settings.is_file():
-        digest.update(settings.read_bytes())
-    if not files and not settings.is_file():
+    settings = [place / name for name in _SETTINGS if (place / name).is_file()]
+    for path in settings:
+        digest.update(path.read_bytes())
+    if not files and not settings:
         msg = f"no weights were found in {model}: set revision in the tier's options to what names them"
         raise OptionError(msg)
     return digest.hexdigest()
