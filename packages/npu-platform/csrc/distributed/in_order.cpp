@@ -14,13 +14,14 @@ void InOrder::next() {
 }
 
 void InOrder::run_later(std::function<void()> task, std::function<void()> after) {
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back({tickets_++, std::move(task), std::move(after)});
-    if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-    queued_.notify_one();
+  if (on_worker()) {
+    run(task);
+    return after();
   }
-  if (on_worker()) run_queued();
+  std::lock_guard lock(mutex_);
+  queue_.push_back({tickets_++, std::move(task), std::move(after)});
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  queued_.notify_one();
 }
 
 void InOrder::work() {
@@ -37,10 +38,11 @@ bool InOrder::on_worker() {
   return worker_.get_id() == std::this_thread::get_id();
 }
 
-void InOrder::run_queued() {
+InOrder::Ticket InOrder::take_ticket() {
+  const bool runs_them = on_worker();
   for (;;) {
     std::unique_lock lock(mutex_);
-    if (queue_.empty()) return;
+    if (!runs_them || queue_.empty()) return tickets_++;
     run_first(std::move(lock));
   }
 }

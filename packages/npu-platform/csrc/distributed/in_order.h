@@ -19,15 +19,13 @@ class InOrder {
   // Runs the task on this thread when all earlier ones are done.
   template <class Task>
   void run(Task&& task) {
-    const Ticket ticket = take_ticket();
-    if (on_worker()) run_queued();
-    Turn turn(*this, ticket);
+    Turn turn(*this, take_ticket());
     task();
   }
 
   // Runs the task on a thread of its own when all earlier ones are done, and then `after`, while later ones go on. Neither
-  // may throw. Who calls this, or run(), in `after` is on that thread: what is queued is run before that returns, since
-  // nobody else would run what it waits for.
+  // may throw. Who calls this, or run(), in `after` is on that thread: what is queued is run first, since nobody else would
+  // run what it waits for, and then its own task, on the spot.
   void run_later(std::function<void()> task, std::function<void()> after);
 
   // Waits for the tasks that are under way or queued (in a forked child there are none, and no thread).
@@ -52,15 +50,11 @@ class InOrder {
     InOrder& order_;
   };
 
-  Ticket take_ticket() {
-    std::lock_guard lock(mutex_);
-    return tickets_++;
-  }
+  Ticket take_ticket();  // on the worker behind what is queued, which is run: nobody waits there with a ticket in hand
   void wait_for(Ticket ticket);
   void next();
   void work();
   bool on_worker();
-  void run_queued();
   void run_first(std::unique_lock<std::mutex> lock);
 
   std::mutex mutex_;

@@ -148,7 +148,7 @@ void order_is_kept() {
     if (i % 7 == 0) {
       order.run([&] { done.push_back(i); });
     } else {
-      order.run_later([&, i] { done.push_back(i); });
+      order.run_later([&, i] { done.push_back(i); }, [] {});
     }
   }
   std::vector<std::thread> callers;
@@ -158,11 +158,28 @@ void order_is_kept() {
     });
   }
   for (auto& caller : callers) caller.join();
-  order.run_later([&] { done.push_back(1001); });
+  order.run_later([&] { done.push_back(1001); }, [] {});
   order.stop();
   CHECK(done.size() == 1000 + 800 + 1);
   for (int i = 0; i < 1000; ++i) CHECK(done[size_t(i)] == i);
   CHECK(done.back() == 1001);
+}
+
+// Who is told on the order's thread asks for more, while another thread does, too.
+void who_is_told_may_ask() {
+  constexpr int kTasks = 500;
+  std::vector<int> done;
+  npu::InOrder order;
+  for (int i = 0; i < kTasks; ++i) {
+    order.run_later([&] { done.push_back(0); }, [&, i] {
+      if (i % 2) order.run([&] { done.push_back(1); });
+      else order.run_later([&] { done.push_back(2); }, [&] { order.run([&] { done.push_back(3); }); });
+    });
+    if (i % 5 == 0) order.run([&] { done.push_back(4); });
+  }
+  order.stop();
+  const auto count = [&](int kind) { return std::count(done.begin(), done.end(), kind); };
+  CHECK(count(0) == kTasks && count(1) == kTasks / 2 && count(2) == kTasks / 2 && count(3) == kTasks / 2 && count(4) == kTasks / 5);
 }
 
 }  // namespace
@@ -174,6 +191,7 @@ int main() {
   abort_ends_a_wait();
   copies_are_whole();
   order_is_kept();
+  who_is_told_may_ask();
   std::puts("all well");
   return 0;
 }
