@@ -46,6 +46,7 @@ OWN_KERNELS = {
     "empty": ("empty", "zeros"),
     "empty_strided": ("empty_strided", "new_empty_strided"),
     "exponential_": ("exponential",),
+    "histc": ("histc",),
     "index": ("__getitem__",),
     "is_set_to": (),
     "linear": ("nn.functional.linear",),
