@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support import judges, modelopt, quantized, quark, truth
+from tests.support.adapters import adapter, merged
 from tests.support.engine_run import EngineRun, run_engine, run_scenarios
 from tests.support.quantized import Rounding
 
@@ -73,6 +74,16 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
     "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128), head=True),
     "gptq-order": lambda folder: quantized.gptq(folder, Rounding(group=32, symmetric=False, order=True)),
+    "gptq-rules": lambda folder: quantized.gptq_by_rules(
+        folder,
+        Rounding(bits=8, group=-1, order=True),
+        {
+            r".*\.0\.self_attn\.[qkv]_proj": Rounding(group=32, symmetric=False, order=True),
+            r".*\.0\.mlp\.down_proj": Rounding(group=1024),  # of 512 inputs
+            r".*\.1\.self_attn\.v_proj": Rounding(bits=8, group=-1, symmetric=False),
+            r".*\.1\.mlp\.(gate|up)_proj": None,
+        },
+    ),
     "compressed": lambda folder: quantized.compressed(
         folder,
         {
@@ -145,6 +156,12 @@ RUNS = {
     "awq": {INTEGERS("uint4", "groups of 64")},
     "gptq": {INTEGERS("uint4b8", "groups of 128")},
     "gptq-order": {INTEGERS("uint4", "groups of 32")},
+    "gptq-rules": {
+        INTEGERS("uint4", "groups of 32"),
+        INTEGERS("uint4b8", "channels"),
+        INTEGERS("uint8", "channels"),
+        INTEGERS("uint8b128", "channels"),
+    },
     "compressed": {
         INTEGERS("uint4", "groups of 128"),
         INTEGERS("uint4b8", "groups of 32"),
@@ -262,9 +279,19 @@ def test_a_layer_that_is_left_out_of_what_is_made_online(tmp_path: Path) -> None
     assert_near(folder, torch.bfloat16, run.rounds[0])
 
 
-def assert_near(folder: Path, dtype: torch.dtype, outputs: list[dict[str, Any]]) -> None:
+@pytest.mark.nightly
+def test_an_adapter_on_weights_of_4_bits_beside_activations_of_8(tmp_path: Path) -> None:
+    folder = quantized.compressed(tmp_path / "model", {r".*_proj": W4A8})
+    one = adapter(tmp_path / "one", quantized.exact_model(folder), ["q_proj", "o_proj", "down_proj"], 4, seed=1)
+    rounds = [{"prompts": PROMPTS, "sampling": SAMPLING, "lora": [str(one)] * len(PROMPTS)}]
+    run = run_engine(tmp_path / "run", folder, rounds, dtype="bfloat16", **ENGINE, enable_lora=True)
+    assert_near(folder, torch.bfloat16, run.rounds[0], one)
+
+
+def assert_near(folder: Path, dtype: torch.dtype, outputs: list[dict[str, Any]], lora: Path | None = None) -> None:
     """Assert that the engine is as near to the exact weights in float32 as transformers is in the engine's dtype."""
-    exact, rounded = (judges.of_model(quantized.exact_model(folder, kind)) for kind in (torch.float32, dtype))
+    models = [quantized.exact_model(folder, kind) for kind in (torch.float32, dtype)]
+    exact, rounded = (judges.of_model(model if lora is None else merged(model, lora)) for model in models)
     errors = truth.of_logprobs(exact, rounded, [{"prompts": prompt} for prompt in PROMPTS], outputs)
     assert errors.theirs.square().mean() > (torch.finfo(dtype).eps / 4) ** 2  # noise that can be measured
     errors.assert_within(1.5)

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.auto_round import NpuAutoRoundConfig
-from npu_ops.layers.quantization.gptq import NpuGPTQLinearMethod
+from npu_ops.layers.quantization.gptq import NpuGPTQConfig, NpuGPTQLinearMethod
 from npu_ops.layers.quantization.modelopt import NpuModelOptMixedConfig
 from npu_ops.layers.quantization.quark import NpuQuarkConfig
 from tests.support import quark
@@ -52,6 +52,18 @@ def test_auto_rounds_experts_of_different_bits() -> None:
     config = NpuAutoRoundConfig.from_config(AUTO_ROUND | {"extra_config": extra})
     with pytest.raises(UnsupportedLayerError, match=f"{EXPERTS} has experts .* to different bits or groups"):
         config.get_quant_method(layer_of(RoutedExperts), EXPERTS)
+
+
+@pytest.mark.parametrize(
+    "rules", [{r".*\.v_proj": {"bits": 8}}, {r".*\.v_proj": {"group_size": 64}}, {r"-:.*\.v_proj": {}}]
+)
+def test_gptqs_rules_that_part_a_layer(rules: dict[str, Any]) -> None:
+    config = NpuGPTQConfig.from_config({"bits": 4, "group_size": 32, "desc_act": False, "sym": True, "dynamic": rules})
+    config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    fused = LINEAR.replace("o_proj", "qkv_proj")
+    with pytest.raises(UnsupportedLayerError, match=f"{fused} is one layer to vLLM.*different bits or groups"):
+        config.get_quant_method(layer_of(LinearBase), fused)
+    assert type(config.get_quant_method(layer_of(LinearBase), LINEAR)) is NpuGPTQLinearMethod
 
 
 def test_what_auto_round_left_as_it_is() -> None:

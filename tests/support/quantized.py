@@ -97,7 +97,7 @@ def unsure_prompts(count: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounds a weight [N, K] to integers of `bits`, in groups along K (-1: all of K)."""
+    """Rounds a weight [N, K] to integers of `bits`, in groups along K (-1, or more than K: all of K)."""
 
     bits: int = 4
     group: int = 32
@@ -107,7 +107,7 @@ class Rounding:
     def __call__(self, weight: Tensor) -> Rounded:
         """Round to nearest."""
         n, k = weight.shape
-        group = k if self.group == -1 else self.group
+        group = k if self.group == -1 else min(self.group, k)
         order = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if self.order else torch.arange(k)
         g_idx = torch.empty(k, dtype=torch.int32)
         g_idx[order] = (torch.arange(k) // group).int()
@@ -151,11 +151,37 @@ def awq_tensors(name: str, r: Rounded) -> tuple[dict[str, Tensor], Tensor]:
 
 def gptq(folder: Path, rounding: Rounding, model: Path = DEMO, layers: str = ALL, *, head: bool = False) -> Path:
     """GPTQ: values along the inputs, zero points along the outputs and less one. `head`: lm_head too."""
-    bits = rounding.bits
-    config = {"quant_method": "gptq", "bits": bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
-    config |= {"desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": head}
-    write = lambda name, weight: gptq_tensors(name, rounding(weight), bits)  # noqa: E731
+    write = lambda name, weight: gptq_tensors(name, rounding(weight), rounding.bits)  # noqa: E731
+    config = gptq_config(rounding) | {"lm_head": head}
     return save(folder, write, config, head=head, model=model, layers=layers)
+
+
+def gptq_by_rules(folder: Path, rounding: Rounding, rules: dict[str, Rounding | None]) -> Path:
+    """GPTQ with `dynamic`: modules that are rounded otherwise, or not (None), by a pattern; one order for all."""
+
+    def write(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        chosen = next((rule for pattern, rule in rules.items() if re.match(pattern, name)), rounding)
+        if chosen is None:
+            return {f"{name}.weight": weight}, weight
+        return gptq_tensors(name, chosen(weight), chosen.bits)
+
+    return save(folder, write, gptq_config(rounding) | {"dynamic": gptq_rules(rules)})
+
+
+def gptq_config(rounding: Rounding) -> dict[str, Any]:
+    """What a checkpoint of GPTQ says of itself."""
+    config = {"quant_method": "gptq", "bits": rounding.bits, "group_size": rounding.group, "checkpoint_format": "gptq"}
+    return config | {"desc_act": rounding.order, "sym": rounding.symmetric, "lm_head": False}
+
+
+def gptq_rules(rules: dict[str, Rounding | None]) -> dict[str, dict[str, Any]]:
+    """GPTQModel's `dynamic`: `-:` before modules that were left as they are."""
+    left: dict[str, dict[str, Any]] = {f"-:{pattern}": {} for pattern, rule in rules.items() if rule is None}
+    return left | {
+        pattern: {"bits": rule.bits, "group_size": rule.group, "sym": rule.symmetric}
+        for pattern, rule in rules.items()
+        if rule is not None
+    }
 
 
 def gptq_tensors(name: str, r: Rounded, bits: int = 4) -> tuple[dict[str, Tensor], Tensor]:

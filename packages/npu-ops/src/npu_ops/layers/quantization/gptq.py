@@ -81,7 +81,7 @@ class NpuGPTQLinearMethod(LinearMethodBase):
         )
         kernel = choose_mp_linear_kernel(kernel_config)
         groups = 1 if whole else inputs // config.group_size
-        loader = {"weight_loader": extra_weight_attrs.get("weight_loader")}
+        loader = {"weight_loader": extra_weight_attrs["weight_loader"]}
         packed = {"packed_factor": pack, **loader}
         weight = torch.empty(inputs // pack, outputs, dtype=torch.int32)
         scales = torch.empty(groups, outputs, dtype=params_dtype)
@@ -101,8 +101,9 @@ class NpuGPTQLinearMethod(LinearMethodBase):
             )
         # Without an order vLLM does not load it, but for models that keep no configuration of quantisation.
         order = torch.empty(inputs, dtype=torch.int32)
-        load_first = _of_first_part(extra_weight_attrs["weight_loader"])
-        layer.register_parameter("g_idx", RowvLLMParameter(data=order, input_dim=0, weight_loader=load_first))
+        layer.register_parameter(
+            "g_idx", RowvLLMParameter(data=order, input_dim=0, weight_loader=_of_first_part(loader["weight_loader"]))
+        )
         layer.zero_offset = config.zero_offset
         self.kernel = kernel(kernel_config, w_q_param_name="qweight", w_s_param_name="scales", w_zp_param_name="qzeros")
 
@@ -174,9 +175,10 @@ def _of_first_part(load: Callable[..., None]) -> Callable[..., None]:
     Where vLLM loads weights again it counts elements, and would take a layer for complete too early.
     """
 
-    def load_first(param: Any, loaded_weight: Tensor, *part: Any) -> None:
-        if part in ((), (None,), (0,), ("q",)):
-            load(param, loaded_weight, *part)
+    def load_first(param: Any, loaded_weight: Tensor, part: Any = None) -> None:
+        first = part[0] if isinstance(part, tuple) else part  # a tuple: parts that are one in the checkpoint
+        if first in (None, 0, "q"):
+            load(param, loaded_weight, *(() if part is None else (part,)))
 
     return load_first
 
@@ -215,7 +217,7 @@ class NpuGPTQConfig(AutoGPTQConfig):
             weight_bits, group_size, False, is_sym, lm_head_quantized, {}, full_config, modules_in_block_to_quantize
         )
         self.dynamic = dynamic or {}
-        self.desc_act = desc_act  # vLLM takes it from layers that have one group
+        self.desc_act = desc_act  # also with one group a row: a rule may have others
 
     @property
     def zero_offset(self) -> int:
@@ -234,19 +236,25 @@ class NpuGPTQConfig(AutoGPTQConfig):
         return get_linear_quant_method(self, layer, name, NpuGPTQLinearMethod)
 
     def _as_rules_name(self, prefix: str, parts: list[str]) -> str:
-        """Return the name by which rules for single modules (`dynamic`) mean a layer: its own, or that of its parts.
+        """Return the name by which rules for single modules (`dynamic`) mean a layer: that of its parts, or its own.
 
-        vLLM asks for its own name only, `qkv_proj` or `experts`, which no checkpoint has.
+        vLLM asks for its own name only, `qkv_proj` or `experts`, which no checkpoint has, and which a rule for
+        `v_proj` may match as well.
         """
-        if not self.dynamic or get_dynamic_override(self, prefix) is not None:
+        if all(get_dynamic_override(self, part) is None for part in parts):
             return prefix
-        if any(self._said_of(part) != self._said_of(parts[0]) for part in parts):
-            msg = f"{prefix}: GPTQ's rules (dynamic) must be the same for all of its parts: quantise them alike."
+        said = [self._said_of(part) for part in parts]
+        if len({what and what[:-1] for what in said}) > 1:
+            msg = (
+                f"{prefix} is one layer to vLLM, and GPTQ's rules (dynamic) give its parts different bits or groups: "
+                "quantise them alike."
+            )
             raise UnsupportedLayerError(msg)
-        return parts[0]
+        # Symmetric parts have their zero points in the checkpoint, too.
+        return next((part for part, what in zip(parts, said, strict=True) if what and not what[-1]), parts[0])
 
     def _said_of(self, name: str) -> tuple[Any, ...] | None:
-        """Return how a module was rounded by the rules; None: not at all."""
+        """Return how a module was rounded by the rules, symmetry last; None: not at all."""
         if get_dynamic_override(self, name) is False:
             return None
         base = {"bits": self.weight_bits, "group_size": self.group_size, "sym": self.is_sym}
