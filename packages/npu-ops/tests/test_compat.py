@@ -22,3 +22,13 @@ def test_kernels_are_offered_for_both_tables(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(linear, name, table)
     compat.offer_fp8_kernels("block", "weight only")
     assert [list(table.values()) for table in tables.values()] == [[["block"]], [["weight only"]]]
+
+
+def test_vllm_takes_one_class_for_a_layer_and_asserts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `layers_of_others` could go."""
+    custom_op = pytest.importorskip("vllm.model_executor.custom_op")
+    monkeypatch.setattr(custom_op, "op_registry_oot", {})
+    layer = type("Layer", (custom_op.CustomOp,), {})
+    layer.register_oot(layer, name="Layer")
+    with pytest.raises(AssertionError, match="Duplicate op name"):
+        layer.register_oot(type("Other", (layer,), {}), name="Layer")
