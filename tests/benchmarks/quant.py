@@ -112,6 +112,13 @@ def nvfp4(n: int, k: int) -> Layer:
     return lambda x, w, s: ops.weight_only_linear(x, w, s, None, None, None, n, 16), (weight, scales)
 
 
+def mxfp8(n: int, k: int) -> Layer:
+    """Weights of 8-bit floats in blocks of 32, whose scales are powers of two."""
+    weight = panels.pack(panels.e4m3_codes(quant_peers.e4m3_weights(n, k)), 8)
+    scales = panels.pack_groups(torch.randint(110, 120, (n, k // 32)).to(torch.uint8))
+    return lambda x, w, s: ops.weight_only_linear(x, w, s, None, None, None, n, 32), (weight, scales)
+
+
 def int8(n: int, k: int) -> Layer:
     """Weights and activations of 8 bits, by channel and token."""
 
@@ -139,6 +146,7 @@ FORMATS: dict[str, tuple[Callable[[int, int], Layer], list[Callable[[int, int], 
     "W4A16, groups of 128": (int4(128, False), quant_peers.layers_int4(128, False)),
     "W4A16, groups of 32, zero points": (int4(32, True), quant_peers.layers_int4(32, True)),
     "NVFP4": (nvfp4, []),
+    "MXFP8": (mxfp8, []),
     "W8A8 int8": (int8, quant_peers.layers_int8()),
     "W8A16 fp8, channels": (fp8(0, 0), []),
     "W8A8 fp8, one scale": (fp8(WHOLE, WHOLE), quant_peers.layers_fp8(0)),

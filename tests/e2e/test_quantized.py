@@ -176,7 +176,7 @@ RUNS = {
         FP8("blocks of 256 x 256, rounded activations"),
     },
     "compressed-small": {
-        "npu_ops::linear (mxfp8, dequantised when loaded)",
+        "npu_ops::weight_only_linear (mxfp8)",
         "npu_ops::weight_only_linear (nvfp4)",
         INTEGERS("int4", "groups of 64"),
     },
@@ -184,11 +184,11 @@ RUNS = {
     # by tensor, one scale each for qkv, the output, the gates and ups, and the downs
     "modelopt-fp8": {FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR},
     "modelopt-nvfp4": {"npu_ops::weight_only_linear (nvfp4)"},
-    "modelopt-mxfp8": {"npu_ops::linear (mxfp8, dequantised when loaded)"},
+    "modelopt-mxfp8": {"npu_ops::weight_only_linear (mxfp8)"},
     "modelopt-mixed": {
         *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),
         "npu_ops::weight_only_linear (nvfp4)",
-        "npu_ops::linear (mxfp8, dequantised when loaded)",
+        "npu_ops::weight_only_linear (mxfp8)",
     },
     "quark": {
         *(FP8(f"blocks of {shape}, rounded activations") for shape in BY_TENSOR),

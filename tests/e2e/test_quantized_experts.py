@@ -52,7 +52,7 @@ class Case(NamedTuple):
 INTEGERS = "npu_ops::weight_only_experts (int{})".format
 INT8, FP8 = "npu_ops::int8_experts (int8, activations int8)", "npu_ops::fp8_experts (fp8)"
 NVFP4_RUNS = "npu_ops::weight_only_experts (nvfp4)"
-MXFP8_RUNS = "npu_ops::fused_experts (mxfp8, dequantised when loaded)"
+MXFP8_RUNS = "npu_ops::weight_only_experts (mxfp8)"
 _NVFP4: dict[str, Any] = {
     "num_bits": 4,
     "type": "float",

@@ -21,6 +21,7 @@ FORMATS = [
     "int4-channel",
     "int8-weights",
     "mxfp4",
+    "mxfp8",
     "nvfp4",
     "int8",
     "fp8",
@@ -52,14 +53,7 @@ class Layer:
     def matrices(self, experts, n, k, parts):
         """Tensors of one projection for the op, and [experts, parts * n, k] in float64."""
         if self.name.startswith("fp8"):
-            block_n, block_k = (32, 32) if self.name.startswith("fp8-block") else (1, 1 << 20)
-            weight = (torch.randn(experts, parts, n, k) * 20).to(torch.float8_e4m3fn)
-            scale = torch.rand(experts, parts, -(-n // block_n), -(-k // block_k)) * 0.004 / math.sqrt(k) + 1e-4
-            at = torch.arange(n)[:, None] // block_n, torch.arange(k) // block_k
-            rows = weight.flatten(1, 2)
-            if self.name in PACKED:
-                rows = torch.stack([torch.cat([panels.pack_bytes(part) for part in expert]) for expert in weight])
-            return (rows, scale), (weight.double() * scale.double()[..., *at]).flatten(1, 2)
+            return self.fp8_matrices(experts, n, k, parts)
         group = 1 << 20 if self.name in ("int4-channel", "int8") else 16 if self.name == "nvfp4" else 32
         groups, at = -(-k // group), torch.arange(k) // group
         eight = self.name in ("int8", "int8-weights")
@@ -67,6 +61,9 @@ class Layer:
         q = q if eight else q.view(torch.uint8) & 15
         scale = (torch.rand(experts, parts, n, groups) + 0.5).mul((0.02 if eight else 0.2) / math.sqrt(k))
         zero = torch.full((experts, parts, n, groups), 0 if eight else 8).to(torch.int8)
+        if self.name == "mxfp8":
+            weight = (torch.randn(experts, parts, n, k) * 20).to(torch.float8_e4m3fn)
+            q, values, eight = panels.e4m3_codes(weight), weight.double(), True
         if self.name in ("mxfp4", "nvfp4"):
             values = torch.tensor([*panels.E2M1, *(-v for v in panels.E2M1)], dtype=torch.float64)[q.long()]
         if self.name == "nvfp4":
@@ -74,10 +71,10 @@ class Layer:
             factors = (torch.rand(experts, parts, n) + 0.5) * 1e-3 / math.sqrt(k)
             exact = values * scale.double()[..., at] * factors.double()[..., None]
             q = panels.codes_of_e2m1(q)
-        elif self.name == "mxfp4":
-            scale = torch.randint(118, 124, scale.shape).to(torch.uint8)
+        elif self.name in ("mxfp4", "mxfp8"):
+            scale = torch.randint(118, 124, scale.shape).to(torch.uint8) - (4 if eight else 0)
             exact = values * torch.exp2(scale.double() - 127)[..., at]
-            q = panels.codes_of_e2m1(q)
+            q = q if eight else panels.codes_of_e2m1(q)
         else:
             if self.name == "int4-zeros":
                 zero = torch.randint(0, 16, zero.shape).to(torch.int8)
@@ -96,6 +93,17 @@ class Layer:
             return (weight, packed(lambda of: panels.pack_scaled_groups(*of), pairs), None), exact
         zeros = packed(panels.pack_groups, zero) if self.name == "int4-zeros" else None
         return (weight, packed(panels.pack_groups, scale), zeros), exact
+
+    def fp8_matrices(self, experts, n, k, parts):
+        """The same in fp8."""
+        block_n, block_k = (32, 32) if self.name.startswith("fp8-block") else (1, 1 << 20)
+        weight = (torch.randn(experts, parts, n, k) * 20).to(torch.float8_e4m3fn)
+        scale = torch.rand(experts, parts, -(-n // block_n), -(-k // block_k)) * 0.004 / math.sqrt(k) + 1e-4
+        at = torch.arange(n)[:, None] // block_n, torch.arange(k) // block_k
+        rows = weight.flatten(1, 2)
+        if self.name in PACKED:
+            rows = torch.stack([torch.cat([panels.pack_bytes(part) for part in expert]) for expert in weight])
+        return (rows, scale), (weight.double() * scale.double()[..., *at]).flatten(1, 2)
 
     @property
     def op(self):
@@ -171,7 +179,7 @@ def test_tails(isa, name, tokens):
     layer.check(layer.run())
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "int8", "fp8-block", "fp8-block-packed"])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "mxfp8", "int8", "fp8-block", "fp8-block-packed"])
 @pytest.mark.parametrize(
     ("gate", "gated"),
     [
@@ -233,7 +241,7 @@ def test_a_token_is_the_same_in_any_company(isa, name):
     check_company(Layer(name, torch.bfloat16, 1100, 64, 32, 2, 1))  # more than one part
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4", "fp8", "fp8-token", "fp8-block", *PACKED])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "mxfp8", "nvfp4", "fp8", "fp8-token", "fp8-block", *PACKED])
 def test_a_token_is_the_same_in_any_company_if_that_is_asked_for(isa, name):
     layer = Layer(name, torch.bfloat16, 120, 1088, 32, 2, 1)
     npu_ops.native.set_batch_invariant(on=True)

@@ -36,15 +36,19 @@ def weight() -> torch.Tensor:
     return torch.randn(48, 96, generator=generator) * torch.logspace(-4, 1, 48)[:, None]
 
 
-def test_mxfp8_is_dequantised_exactly(weight: torch.Tensor) -> None:
-    from npu_ops.layers.quantization.mxfp8 import dequantized
+def test_mxfp8_is_kept_as_it_is(weight: torch.Tensor) -> None:
+    from npu_ops.layers.quantization.mxfp8 import BLOCK, integers
 
     stored, exact = compressed("MXFP8", weight)
-    made = dequantized(stored["weight"], stored["weight_scale"])
+    stored["weight"].view(torch.uint8)[0, 0], exact[0, 0] = 128, 0  # a negative zero
+    codes, scales, *_ = integers(stored["weight"], stored["weight_scale"])
+    assert not (codes == 128).any()
+    made = panels.dequantize(panels.pack(codes, 8), panels.pack_groups(scales), None, *weight.shape, BLOCK)
     torch.testing.assert_close(made, exact, atol=0, rtol=0)
-    torch.testing.assert_close(made.bfloat16().float(), exact, atol=0, rtol=0)
-    with pytest.raises(ValueError, match="the checkpoint is damaged"):
-        dequantized(stored["weight"], torch.full_like(stored["weight_scale"], 255))
+    for of in ("weight", "weight_scale"):
+        damaged = stored | {of: torch.full_like(stored[of].view(torch.uint8), 255).view(stored[of].dtype)}
+        with pytest.raises(ValueError, match="the checkpoint is damaged"):
+            integers(damaged["weight"], damaged["weight_scale"])
 
 
 def test_nvfp4_is_kept_as_it_is(weight: torch.Tensor) -> None:

@@ -124,6 +124,23 @@ def test_nvfp4(ops, isa, dtype, rows, n, k):
     check_in_company_and_alone(layer, ops.weight_only_linear, x)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 13, 36, 80])
+@pytest.mark.parametrize(("n", "k"), [(200, 256), (37, 148), (70, 1024 + 32)])
+def test_mxfp8(ops, isa, dtype, rows, n, k):
+    """Every code but NaN, zero of both signs too, and among the scales all that bfloat16 can hold beside each code."""
+    layer = Layer(n, k, 32)
+    codes, scales = torch.arange(n * k).reshape(n, k) % 254, torch.randint(110, 130, (n, -(-k // 32)))
+    codes += (codes > 126).long()  # 127 is NaN, and 255
+    scales[0], scales[1] = 10, 120 if dtype is torch.float16 else 200
+    weight = codes.to(torch.uint8).view(torch.float8_e4m3fn)
+    layer.weight = panels.pack(panels.e4m3_codes(weight), 8)
+    layer.scales = panels.pack_groups(scales.to(torch.uint8))
+    layer.exact = weight.double() * torch.exp2(scales.double() - 127).repeat_interleave(32, 1)[:, :k]
+    torch.testing.assert_close(panels.dequantize(layer.weight, layer.scales, None, n, k, 32).double(), layer.exact)
+    x = torch.randn(rows, k).to(dtype)
+    check_in_company_and_alone(layer, ops.weight_only_linear, x)
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_on_each_device(ops, device, dtype, rows):
     layer = Layer(96, 128, 64, zeros=True, order=True)
@@ -184,6 +201,9 @@ def test_nothing_in_nothing_out(ops, isa, shape):
     assert Layer(32, 64, 32)(ops.weight_only_linear, torch.randn(shape)).shape == (*shape[:-1], 32)
 
 
+EIGHT = torch.zeros(1, 16, 128, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -196,13 +216,15 @@ def test_nothing_in_nothing_out(ops, isa, shape):
         ({"group": 2**63 - 1, "scales": torch.rand(1, 0, 32)}, "scales must be"),
         ({"group": 16, "scales": torch.zeros(1, 4, 32, dtype=torch.uint8)}, "groups of MXFP4 have 32"),
         ({"group": 32, "scales": torch.zeros(1, 6, 32).to(torch.float8_e4m3fn)}, "groups of NVFP4 have 16"),
+        ({"weight": EIGHT, "scales": torch.zeros(1, 4, 32, dtype=torch.uint8)}, "groups of MXFP8 have 32"),
+        ({"weight": EIGHT, "scales": torch.zeros(1, 8, 32).to(torch.float8_e4m3fn)}, "with weights of 4 bits"),
     ],
 )
 def test_mismatches_are_refused(ops, change, match):
     layer = Layer(32, 64, 16)
-    given = {"x": torch.randn(2, 64), "scales": layer.scales, "zeros": None, "order": None, "bias": None, "group": 16}
-    given |= change
+    given = {"x": torch.randn(2, 64), "weight": layer.weight, "scales": layer.scales, "zeros": None, "order": None}
+    given |= {"bias": None, "group": 16} | change
     with pytest.raises(RuntimeError, match=match):
         ops.weight_only_linear(
-            given["x"], layer.weight, given["scales"], given["zeros"], given["order"], given["bias"], 32, given["group"]
+            *(given[of] for of in ("x", "weight", "scales", "zeros", "order", "bias")), 32, given["group"]
         )

@@ -6,18 +6,19 @@
 
 namespace npu_ops {
 
-// uint8 scales are e8m0: MXFP4; those in e4m3: NVFP4. `op` names the op in the error.
+// uint8 scales are e8m0: MXFP4 or MXFP8, by the codes' bits; those in e4m3: NVFP4. `op` names the op in the error.
 inline PanelFormat panel_format(const Tensor& weight, const Tensor& scales, const std::optional<Tensor>& zeros, const char* op) {
   const bool four = weight.size(weight.dim() - 1) == 64, e8m0 = scales.scalar_type() == ScalarType::Byte;
   if (!e8m0 && scales.scalar_type() != ScalarType::Float8_e4m3fn) return four ? PanelFormat::int4 : PanelFormat::int8;
-  NPU_CHECK(four && !zeros, op, ": scales in uint8 (e8m0, MXFP4) or float8_e4m3fn (NVFP4) go with weights of 4 bits and without zeros.");
-  return e8m0 ? PanelFormat::mxfp4 : PanelFormat::nvfp4;
+  NPU_CHECK(!zeros && (four || e8m0), op, ": scales in uint8 (e8m0, MXFP4 and MXFP8) go without zeros, those in float8_e4m3fn (NVFP4) with weights of 4 bits, too.");
+  return !four ? PanelFormat::mxfp8 : e8m0 ? PanelFormat::mxfp4 : PanelFormat::nvfp4;
 }
 
 // Whether `group` elements share a scale as the format has it.
 inline void check_group(PanelFormat format, int64_t group, const char* op) {
-  const bool mxfp4 = format == PanelFormat::mxfp4;
-  NPU_CHECK(!is_e2m1(format) || group == (mxfp4 ? 32 : 16), op, ": groups of ", mxfp4 ? "MXFP4 have 32" : "NVFP4 have 16", " elements, got ", group, ".");
+  const bool nvfp4 = format == PanelFormat::nvfp4;
+  NPU_CHECK(is_integer(format) || group == (nvfp4 ? 16 : 32), op, ": groups of ", nvfp4 ? "NVFP4 have 16" : format == PanelFormat::mxfp8 ? "MXFP8 have 32" : "MXFP4 have 32",
+            " elements, got ", group, ".");
 }
 
 // Rows of 32 that a panel's scales take.

@@ -56,7 +56,7 @@ Tensor weight_only_experts(Tensor x, Tensor w13, Tensor scales13, std::optional<
       {projection(x, w13, scales13, zeros13, format, gated ? 2 * one : one, hidden, group_size, "w13"),
        projection(x, w2, scales2, zeros2, format, panels_of(hidden), width, group_size, "w2")},
       format,
-      is_e2m1(format) ? Dtype::fp32 : dtype_of(scales13, "scales13")};
+      !is_integer(format) ? Dtype::fp32 : dtype_of(scales13, "scales13")};
   if (x.size(0)) launch<weight_only_experts_tiers>(x, "npu_ops::weight_only_experts", params);
   return out;
 }

@@ -60,7 +60,7 @@ Tensor weight_only_linear(Tensor x, Tensor weight, Tensor scales, std::optional<
                                       group_size,
                                       format,
                                       dtype_of(x, "x"),
-                                      is_e2m1(format) ? Dtype::fp32 : dtype_of(scales, "scales")};
+                                      !is_integer(format) ? Dtype::fp32 : dtype_of(scales, "scales")};
   launch<weight_only_linear_tiers>(x, "npu_ops::weight_only_linear", params);
   return out;
 }

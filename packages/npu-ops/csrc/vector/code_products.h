@@ -2,9 +2,8 @@
 // block's products add up to is scaled in float. Nothing is rounded before the result.
 #pragma once
 
-#include "vector/e4m3_rows.h"
+#include "vector/e4m3_panels.h"
 #include "vector/past_caches.h"
-#include "vector/panel_bytes.h"
 #include "vector/strips.h"
 
 namespace npu_ops {
@@ -40,23 +39,6 @@ NPU_INLINE __m512bh code_columns<Bytes>(const uint8_t* unit, int pair, int j) {
     return (__m512)to_floats((I)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + vector * 32 + pair * 16))));
   };
   return _mm512_cvtne2ps_pbh(eight(2 * j + 1), eight(2 * j));
-}
-
-// Codes of e4m3 in the places of Bytes.
-struct E4m3Codes {
-  static constexpr int64_t kUnit = Bytes::kUnit;
-};
-
-// Both pairs of k of a unit's columns from 16 * j on.
-NPU_INLINE void e4m3_columns(__m512bh (&pair)[2], const uint8_t* unit, int j) {
-  typedef int64_t Words8 __attribute__((vector_size(64)));
-  const Words8 words = load_raw<Words8>(unit + 64 * j);
-  const __m512i codes = (__m512i)__builtin_shufflevector(words, words, 0, 2, 1, 3, 4, 6, 5, 7);  // a column's pairs beside each other, 64 bits apart
-  const auto looked_up = [&](const uint8_t (&table)[128]) {
-    return _mm512_permutex2var_epi8(load_raw<__m512i>(table), codes, load_raw<__m512i>(table + 64));
-  };
-  const __m512i lower = looked_up(kE4m3Values.lower), upper = (__m512i)((U)looked_up(kE4m3Values.upper) | ((U)codes & 0x80808080u));
-  pair[0] = (__m512bh)_mm512_unpacklo_epi8(lower, upper), pair[1] = (__m512bh)_mm512_unpackhi_epi8(lower, upper);
 }
 
 // What rows of x have for each block of k beside such codes, if anything: the sum of their elements, for zero points, or a scale.
@@ -124,7 +106,7 @@ __attribute__((noinline)) void code_tile(float* y, int64_t ldy, const CodeGroups
 #pragma GCC unroll 4
         for (int i = 0; i < P; ++i)
 #pragma GCC unroll 2
-          for (int j = 0; j < kSums; ++j) e4m3_columns(both[i][j], codes + i * w.apart, j);
+          for (int j = 0; j < kSums; ++j) e4m3_columns(both[i][j], codes + i * w.apart, j, kE4m3Values);
       }
 #pragma GCC unroll 2
       for (int pair = 0; pair < 2; ++pair) {

@@ -1,4 +1,4 @@
-// Products of e2m1 codes in panels (vector/panels.h) by rows of bf16 on AVX512_BF16: times their scales (vector/scaled_codes.h), so that sums know no groups.
+// Products of codes in panels (vector/panels.h) by rows of bf16 on AVX512_BF16: times their scales (vector/scaled_codes.h), so that sums know no groups.
 #pragma once
 
 #include "vector/code_products.h"
@@ -24,27 +24,28 @@ __attribute__((noinline)) void scaled_code_tile(float* y, int64_t ldy, const Sca
 #pragma GCC unroll 4
   for (int m = 0; m < (M + 2) / 3; ++m) rows[m] = x.data + 3 * m * x.stride;
   F acc[P][M][kSums] = {};
-  const uint8_t *codes = w.codes, *of_group = w.scales, *const last = codes + w.units * Codes::kUnit;
+  constexpr int64_t kUnit = Scales::Source::kUnit;
+  const uint8_t *codes = w.codes, *of_group = w.scales, *const last = codes + w.units * kUnit;
   while (codes < last) {
     Scales scales[P];
 #pragma GCC unroll 2
     for (int i = 0; i < P; ++i) scales[i] = Scales::of(of_group + i * w.scales_apart);
     of_group += kColumns;
-    const uint8_t* const stop = codes + Scales::kUnits * Codes::kUnit;
+    const uint8_t* const stop = codes + Scales::kUnits * kUnit;
     const uint8_t* const end = stop < last ? stop : last;
 #pragma GCC unroll 1
-    for (; codes < end; codes += Codes::kUnit) {
+    for (; codes < end; codes += kUnit) {
 #pragma GCC unroll 2
-      for (int i = 0; i < P; ++i) __builtin_prefetch(codes + i * w.codes_apart + kAheadUnits * Codes::kUnit);
+      for (int i = 0; i < P; ++i)
+#pragma GCC unroll 2
+        for (int64_t line = 0; line < kUnit; line += 64) __builtin_prefetch(codes + i * w.codes_apart + kAheadUnits * kUnit + line);
 #pragma GCC unroll 2
       for (int pair = 0; pair < 2; ++pair) {
         __m512bh columns[P][kSums];
 #pragma GCC unroll 2
-        for (int i = 0; i < P; ++i) {
-          const __m512i both = _mm512_broadcast_i64x4(load_raw<__m256i>(codes + i * w.codes_apart + pair * 32));
+        for (int i = 0; i < P; ++i)
 #pragma GCC unroll 2
-          for (int j = 0; j < kSums; ++j) columns[i][j] = scales[i].times((__m512i)((Words32)both >> load_raw<Words32>(kNibbleShifts.of[j])), j);
-        }
+          for (int j = 0; j < kSums; ++j) columns[i][j] = scales[i].columns(codes + i * w.codes_apart, pair, j);
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m) {
           int32_t elements;
@@ -89,7 +90,7 @@ inline void scaled_code_tiles(float* y, ScaledCodes<P> w, const PlainRows& x, in
       const int64_t row = t * m / tiles;
       scaled_code_tile_of<Scales, M, P>((t + 1) * m / tiles - row, y + row * kColumns, ldy, w, {x.data + row * x.stride + 4 * unit, x.stride}, factor);
     }
-    w.codes += kCodeDepth / 4 * Codes::kUnit, w.scales += kCodeDepth / 4 / Scales::kUnits * kColumns;
+    w.codes += kCodeDepth / 4 * Scales::Source::kUnit, w.scales += kCodeDepth / 4 / Scales::kUnits * kColumns;
   }
 }
 

@@ -1,9 +1,8 @@
-// Codes of e2m1 (vector/panels.h) times the scales of their groups as bf16, which holds such products exactly: in registers, by integer arithmetic. A scale
-// of e8m0 (MXFP4) moves the exponent; one of e4m3 (NVFP4) has three bits behind its point and a code one, which adds half of the scale or nothing.
+// Codes in panels (vector/panels.h) times the scales of their groups as bf16, which holds such products exactly: in registers, by integer arithmetic. A scale
+// of e8m0 (MXFP4, MXFP8) moves the exponent; one of e4m3 (NVFP4) has three bits behind its point and a code of e2m1 one, which adds half of the scale or nothing.
 #pragma once
 
-#include "vector/e4m3_rows.h"
-#include "vector/panel_bytes.h"
+#include "vector/e4m3_panels.h"
 
 namespace npu_ops {
 namespace {
@@ -30,23 +29,55 @@ constexpr LiftedCodes lifted_codes() {
 }
 alignas(64) constexpr LiftedCodes kLiftedCodes = lifted_codes();
 
-// What 16 columns' scales take off the exponents of their pairs. Scales are kept where no number would leave bf16.
-NPU_INLINE __m512i taken_off(const uint8_t* scales) {
+// The codes of 16 columns from 16 * j on of the pair-th pair of k, each in the lower four bits of a word.
+NPU_INLINE __m512i e2m1_columns(const uint8_t* unit, int pair, int j) {
+  const __m512i both = _mm512_broadcast_i64x4(load_raw<__m256i>(unit + pair * 32));
+  return (__m512i)((Words32)both >> load_raw<Words32>(kNibbleShifts.of[j]));
+}
+
+// What 16 columns' scales take off the exponents of their pairs, where codes are `lifted`. Scales are kept from `lowest` on, and where no number would leave bf16.
+NPU_INLINE __m512i taken_off(const uint8_t* scales, uint32_t lowest, uint32_t lifted) {
   const U of = (U)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))) & 0xffu;
-  const U least = of < 2u ? U{} + 2u : of, kept = least > static_cast<uint32_t>(kLifted) ? U{} + static_cast<uint32_t>(kLifted) : least;
-  const U off = (static_cast<uint32_t>(kLifted) - kept) << 7;
+  const U least = of < lowest ? U{} + lowest : of, kept = least > lifted ? U{} + lifted : least;
+  const U off = (lifted - kept) << 7;
   return (__m512i)(off | off << 16);
 }
 
 // Scales of a panel's group of kUnits units, as what the bf16 of codes need of them: of 16 columns a register, in both halves of a column's lane.
 struct Mxfp4Scales {
+  using Source = Codes;
   static constexpr int64_t kUnits = 8;
   __m512i off[kSums];
 
-  NPU_INLINE static Mxfp4Scales of(const uint8_t* scales) { return {{taken_off(scales), taken_off(scales + W)}}; }
-  // Codes of 16 columns from 16 * j on, each in the lower four bits of a word.
-  NPU_INLINE __m512bh times(__m512i codes, int j) const {
-    return (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(codes, load_raw<__m512i>(kLiftedCodes.of)), off[j]);
+  NPU_INLINE static Mxfp4Scales of(const uint8_t* scales) { return {{taken_off(scales, 2, kLifted), taken_off(scales + W, 2, kLifted)}}; }
+  // The pair-th pair of k of a unit's columns from 16 * j on, times the scales.
+  NPU_INLINE __m512bh columns(const uint8_t* unit, int pair, int j) const {
+    return (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(e2m1_columns(unit, pair, j), load_raw<__m512i>(kLiftedCodes.of)), off[j]);
+  }
+};
+
+// The same of e4m3, whose exponents reach further. Zero has no sign, or something would be left of it (npu_ops/panels.py sees to that).
+constexpr int kLiftedE4m3 = 246;
+constexpr E4m3Values lifted_e4m3() {
+  E4m3Values t{};
+  for (int i = 0; i < 128; ++i) {  // zero too: gcc 12 takes a vector of which an element has no initialiser for all zero
+    const int bits = i ? (kE4m3Values.upper[i] << 8 | kE4m3Values.lower[i]) + ((kLiftedE4m3 - 127) << 7) : 0;
+    t.upper[i] = static_cast<uint8_t>(bits >> 8), t.lower[i] = static_cast<uint8_t>(bits & 0xff);
+  }
+  return t;
+}
+alignas(64) constexpr E4m3Values kLiftedE4m3Values = lifted_e4m3();
+
+struct Mxfp8Scales {
+  using Source = E4m3Codes;
+  static constexpr int64_t kUnits = 8;
+  __m512i off[kSums];
+
+  NPU_INLINE static Mxfp8Scales of(const uint8_t* scales) { return {{taken_off(scales, 10, kLiftedE4m3), taken_off(scales + W, 10, kLiftedE4m3)}}; }
+  NPU_INLINE __m512bh columns(const uint8_t* unit, int pair, int j) const {
+    __m512bh both[2];  // for either pair the compiler looks them up but once
+    e4m3_columns(both, unit, j, kLiftedE4m3Values);
+    return (__m512bh)_mm512_subs_epu16((__m512i)both[pair], off[j]);
   }
 };
 
@@ -78,6 +109,7 @@ constexpr ByteOrder bytes_twice() {
 alignas(64) constexpr ByteOrder kBytesTwice = bytes_twice();
 
 struct Nvfp4Scales {
+  using Source = Codes;
   static constexpr int64_t kUnits = 4;
   __m512i off[kSums], half[kSums];  // half: with the scale's sign
 
@@ -92,8 +124,8 @@ struct Nvfp4Scales {
     in_both_halves(group.half, (looked_up(kE4m3Scales.half) & 0x00ff00ffu) | ((U)codes & 0x80008000u));
     return group;
   }
-  NPU_INLINE __m512bh times(__m512i codes, int j) const {
-    const __m512i power = _mm512_subs_epu16(_mm512_permutexvar_epi16(codes, load_raw<__m512i>(kLiftedCodes.powers)), off[j]);
+  NPU_INLINE __m512bh columns(const uint8_t* unit, int pair, int j) const {
+    const __m512i codes = e2m1_columns(unit, pair, j), power = _mm512_subs_epu16(_mm512_permutexvar_epi16(codes, load_raw<__m512i>(kLiftedCodes.powers)), off[j]);
     const U more = (U)_mm512_permutexvar_epi16(codes, load_raw<__m512i>(kLiftedCodes.fractions)) & (U)half[j];
     return (__m512bh)((Words32)power + (Words32)more);
   }

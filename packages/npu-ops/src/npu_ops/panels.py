@@ -11,6 +11,7 @@ __all__ = [
     "codes_of_e2m1",
     "dequantize",
     "e2m1_codes",
+    "e4m3_codes",
     "fit_panels",
     "pack",
     "pack_bytes",
@@ -31,6 +32,7 @@ _UNIT = 4  # elements of k that lie together
 _FACTOR_ROWS = 4  # of 32 bytes, for a float32 each
 _BLOCK = 128  # elements of k at a time
 _MOST = 127  # of int8 with its negative
+_NEGATIVE_ZERO = 128  # of e4m3
 _AT_ONCE = 256 * COLUMNS  # rows: the head of a model has 150,000, and takes twice its memory in float32
 
 
@@ -122,21 +124,34 @@ def codes_of_e2m1(codes: Tensor) -> Tensor:
     return torch.where(codes < 8, codes + 8, 15 - codes)
 
 
+def e4m3_codes(weight: Tensor) -> Tensor:
+    """Return the codes of MXFP8, float8_e4m3fn [..], as uint8: zeros lose their sign.
+
+    The kernels subtract from the exponents of all codes, which would make a negative zero some other number.
+    """
+    codes = weight.view(torch.uint8)
+    return codes.masked_fill(codes == _NEGATIVE_ZERO, 0)
+
+
 def dequantize(packed: Tensor, scales: Tensor, zeros: Tensor | None, n: int, k: int, group_size: int) -> Tensor:
     """Return the weights as float32 [n, k]: (value - zero) * scale.
 
-    With scales in uint8 (e8m0) they are MXFP4, with those of `pack_scaled_groups` NVFP4.
+    With scales in uint8 (e8m0) they are MXFP4, of codes of 8 bits MXFP8; with those of `pack_scaled_groups` NVFP4.
     """
     groups = torch.arange(k, device=packed.device) // group_size
 
     def spread(values: Tensor) -> Tensor:
         return values.transpose(1, 2).reshape(-1, values.shape[1])[:n, groups]
 
+    if scales.dtype == torch.uint8:
+        powers = torch.exp2(spread(scales).double() - 127).float()
+    if scales.dtype == torch.uint8 and packed.shape[-1] == 128:
+        return unpack_bytes(packed.view(torch.float8_e4m3fn), n, k).float() * powers
     if scales.dtype in (torch.uint8, torch.float8_e4m3fn):
         values = torch.tensor([-v for v in reversed(E2M1)] + list(E2M1), device=packed.device)
         values = values[unpack(packed, n, k).long()]
         if scales.dtype == torch.uint8:
-            return values * torch.exp2(spread(scales).double() - 127).float()
+            return values * powers
         factors = scales[:, :_FACTOR_ROWS].contiguous().view(torch.float32).reshape(-1)[:n, None]
         return values * (spread(scales[:, _FACTOR_ROWS:].float()) * factors)
     zero = spread(zeros).int() if zeros is not None else 8 if packed.shape[-1] == 64 else 0

@@ -2,7 +2,8 @@
 //
 // x becomes 16-bit integers with a scale of its own for each block of k (float32: two, one for what the first leaves), so that the
 // products are sums of exact integers, twice as many an instruction as in float; a block's sums are scaled and added in float.
-// Rows of bf16 meet weights as bf16 where the processor multiplies those by vectors (code_vectors.inc).
+// Rows of bf16 meet weights as bf16 where the processor multiplies those by vectors (code_vectors.inc). Weights of e4m3 (MXFP8) do so on tiles as well, and are
+// floats elsewhere (e4m3_floats.h), as rows of x then are.
 // Sums do not depend on the number of rows: a row's result is the same whatever shares the batch. But for bf16 of many rows where that is multiplied
 // fastest (scaled_strips.inc), outside batch-invariant mode.
 #pragma once
@@ -10,7 +11,7 @@
 #include "dispatch/batch_invariance.h"
 #include "kernels/weight_only_linear/weight_only_linear.h"
 #include "vector/codes.h"
-#include "vector/panels.h"
+#include "vector/e4m3_panels.h"
 #include "vector/past_caches.h"
 #if defined(NPU_AMX)
 #include "vector/panel_tiles.h"
@@ -151,14 +152,13 @@ NPU_INLINE void load_scales(F (&out)[kSums], const T* scales) {
   for (int j = 0; j < kSums; ++j) out[j] = load(scales + j * W);
 }
 
-// Powers of two by their exponents; half of them, because the codes are twice the values.
-NPU_INLINE void load_scales(F (&out)[kSums], const uint8_t* exponents) {
-  float s[kColumns];
-  for (int64_t i = 0; i < kColumns; ++i) {
-    const uint32_t bits = exponents[i] ? uint32_t{exponents[i]} << 23 : 0x00400000u;
-    memcpy(s + i, &bits, sizeof bits);
+// Powers of two by their exponents; half of them for MXFP4, whose codes are twice the values.
+NPU_INLINE void load_scales(F (&out)[kSums], const uint8_t* exponents, float factor = 0.5f) {
+  typedef uint8_t U8 __attribute__((vector_size(W)));
+  for (int j = 0; j < kSums; ++j) {
+    const U exponent = __builtin_convertvector(load_raw<U8>(exponents + j * W), U);
+    out[j] = from_bits(exponent == 0u ? U{} + 0x00400000u : exponent << 23) * set1(factor);
   }
-  for (int j = 0; j < kSums; ++j) out[j] = load(s + j * W) * set1(0.5f);
 }
 
 // Codes of e4m3 times their columns' factors; half of them, as of MXFP4.
@@ -302,6 +302,7 @@ inline void all_panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t
 }  // namespace
 }  // namespace npu_ops::NPU_TIER
 
+#include "kernels/weight_only_linear/e4m3_floats.inc"
 #if defined(NPU_AMX)
 #include "kernels/weight_only_linear/scaled_tiles.inc"
 #include "kernels/weight_only_linear/tiles.inc"
@@ -339,10 +340,43 @@ NPU_INLINE void split_row(const Digits& d, int64_t m) {
 }
 #endif
 
+#if defined(NPU_AMX)
+// By tiles of bytes.
+template <class T, class Source>
+inline void integers_on_tiles(const WeightOnlyLinearParams& p, int64_t rows_a_piece, const Parallel& parallel) {
+  const int64_t count = ceil_div(p.n, kColumns);
+  const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
+  parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, static_cast<const T*>(p.x) + i * p.ldx, p.k, p.order), split_row<T>(d, i);
+  });
+  const int64_t together = p.m > 2 * kByteRows ? greater(1, lesser(kMostTogether, count / (2 * parallel.num_threads()))) : 1;
+  const int64_t grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
+  parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
+    const Tiles tiles;
+    for (int64_t i = begin; i < end; ++i) tile_panels<T, Source>(p, d, i * together, lesser(together, count - i * together));
+  });
+}
+#endif
+
+// x and weights as integers.
+template <class T, class Source>
+inline void integers(const WeightOnlyLinearParams& p, const Parallel& parallel) {
+  const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
+#if defined(NPU_AMX)
+  if (p.m * kDigits<T> > kTooFewForByteTiles) return integers_on_tiles<T, Source>(p, rows_a_piece, parallel);
+#endif
+  const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, 4);
+  parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) shared_digits_of_row<T>(d, i, static_cast<const T*>(p.x) + i * p.ldx, p.k, p.order);
+  });
+  const int64_t together = panels_at_a_time(p.m), grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
+  parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
+    all_panels<T, Source>(p, d, begin * together, lesser(end * together, count));
+  });
+}
+
 template <class T, class Source>
 inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& parallel) {
-  const auto row = [&](int64_t m) { return static_cast<const T*>(p.x) + m * p.ldx; };
-  const int64_t count = ceil_div(p.n, kColumns), rows_a_piece = greater(1, 16384 / greater(1, p.k));
 #if defined(NPU_AVX512_BF16)
   if constexpr (__is_same(T, bf16))
     if (scales_weights(p.format, p.m, p.group)) return scaled_weights<Source>(p, parallel);
@@ -350,29 +384,8 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
   if constexpr (__is_same(T, bf16)) return weights_as_bf16<Source>(p, parallel);
 #endif
 #endif
-#if defined(NPU_AMX)
-  if (p.m * kDigits<T> > kTooFewForByteTiles) {
-    const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, kByteDepth);
-    parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) digits_of_row<T>(d, i, row(i), p.k, p.order), split_row<T>(d, i);
-    });
-    const int64_t together = p.m > 2 * kByteRows ? greater(1, lesser(kMostTogether, count / (2 * parallel.num_threads()))) : 1;
-    const int64_t grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
-    parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
-      const Tiles tiles;
-      for (int64_t i = begin; i < end; ++i) tile_panels<T, Source>(p, d, i * together, lesser(together, count - i * together));
-    });
-    return;
-  }
-#endif
-  const Digits d = room_for_digits<T>(kCallerSlots, p.m, p.k, p.group, 4);
-  parallel(p.m, rows_a_piece, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) shared_digits_of_row<T>(d, i, row(i), p.k, p.order);
-  });
-  const int64_t together = panels_at_a_time(p.m), grain = together > 1 ? 1 : panels_a_piece(count, d.k / 4 * Source::kUnit, parallel);
-  parallel(ceil_div(count, together), grain, [&](int64_t begin, int64_t end) {
-    all_panels<T, Source>(p, d, begin * together, lesser(end * together, count));
-  });
+  if constexpr (__is_same(Source, E4m3Codes)) return e4m3_floats_by_rows<T>(p, parallel);
+  else integers<T, Source>(p, parallel);
 }
 
 // fn(Source) for the format's source of weights
@@ -386,6 +399,8 @@ inline void with_source(PanelFormat format, const Fn& fn) {
     case PanelFormat::mxfp4:
     case PanelFormat::nvfp4:
       return fn(Codes{});
+    case PanelFormat::mxfp8:
+      return fn(E4m3Codes{});
   }
 }
 

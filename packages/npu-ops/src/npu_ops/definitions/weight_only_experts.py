@@ -1,4 +1,4 @@
-"""Experts with weights of 4 or 8 bits (integers, MXFP4 or NVFP4), scaled in groups, and x as it is."""
+"""Experts with weights of 4 or 8 bits (integers, MXFP4, MXFP8 or NVFP4), scaled in groups, and x as it is."""
 
 from __future__ import annotations
 

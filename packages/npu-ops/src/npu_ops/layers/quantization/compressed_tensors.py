@@ -37,7 +37,7 @@ from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 from npu_ops.layers.quantization.mxfp4 import e2m1_experts
 from npu_ops.layers.quantization.mxfp8 import BLOCK as MXFP8_BLOCK
-from npu_ops.layers.quantization.mxfp8 import DequantizedExperts
+from npu_ops.layers.quantization.mxfp8 import Mxfp8Experts
 from npu_ops.layers.quantization.nvfp4 import BLOCK as NVFP4_BLOCK
 from npu_ops.layers.quantization.nvfp4 import NpuNvfp4LinearKernel, nvfp4_experts
 from npu_ops.layers.quantization.weight_only import values_of
@@ -143,8 +143,8 @@ class NpuNvfp4Experts(QuantizedExperts, nvfp4.CompressedTensorsW4A4Nvfp4MoEMetho
         nvfp4_experts(self, layer, "weight_packed", whole)
 
 
-class NpuMxfp8Experts(DequantizedExperts, mxfp8.CompressedTensorsW8A8Mxfp8MoEMethod):
-    """MXFP8 weights, dequantised when they are loaded."""
+class NpuMxfp8Experts(Mxfp8Experts, mxfp8.CompressedTensorsW8A8Mxfp8MoEMethod):
+    """MXFP8 weights, activations as they are, on `npu_ops::weight_only_experts`."""
 
     def __init__(self, moe: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""

@@ -29,7 +29,7 @@ WHOLE = 1 << 30
 
 
 class Integers(NamedTuple):
-    """One expert's weights [N, K] as uint8 (4 bits: 0 to 15) or int8, with scales and zero points [N, groups].
+    """One expert's weights [N, K] as uint8 (4 bits: 0 to 15; e4m3) or int8, with scales and zero points [N, groups].
 
     factors: float32 [N], of scales in float8_e4m3fn.
     """
@@ -106,7 +106,7 @@ class QuantizedExperts(FusedMoEMethodBase):
         first, second = (self._integers(layer, bits, group, *of) for of in ((w13, self._parts()), (w2, 1)))
         self._finish(layer, ops.weight_only_experts, (*first, *second), (self._width(layer), group), f"int{bits}")
         if first[1].dtype == torch.uint8:
-            self.format = "mxfp4"
+            self.format = "mxfp4" if bits == 4 else "mxfp8"
 
     def pack_int8(self, layer: Any, w13: Tensor, scale13: Tensor, w2: Tensor, scale2: Tensor) -> None:
         """For int8_experts: int8 [E, rows, K] and scales with a value a row."""

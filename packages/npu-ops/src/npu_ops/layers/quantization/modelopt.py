@@ -24,7 +24,7 @@ from vllm.model_executor.layers.quantization.modelopt import (
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import QuantizedExperts
-from npu_ops.layers.quantization.mxfp8 import BLOCK, NAN, DequantizedExperts
+from npu_ops.layers.quantization.mxfp8 import BLOCK, NAN, Mxfp8Experts
 from npu_ops.layers.quantization.nvfp4 import nvfp4_experts
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class NpuModelOptMxfp8Linear(ModelOptLinearMethod):
         layer.weight_scale.data.fill_(NAN)
 
 
-class NpuModelOptMxfp8Experts(DequantizedExperts, ModelOptMxFp8FusedMoE):
-    """Weights that are dequantised when they are loaded."""
+class NpuModelOptMxfp8Experts(Mxfp8Experts, ModelOptMxFp8FusedMoE):
+    """MXFP8 weights, activations as they are, on `npu_ops::weight_only_experts`."""
 
     def __init__(self, quant_config: ModelOptMxFp8Config, moe_config: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""

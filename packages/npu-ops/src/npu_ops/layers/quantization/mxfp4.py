@@ -21,7 +21,7 @@ from vllm.platforms import PlatformEnum
 
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
-from npu_ops.layers.quantization.weight_only import E2m1Linear
+from npu_ops.layers.quantization.weight_only import SmallFloatsLinear
 from npu_ops.layers.quantization.without_settings import ConfigWithoutSettings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ BLOCK = 32
 _NAN = 255  # of e8m0
 
 
-class NpuMxfp4LinearKernel(E2m1Linear, MxFp4LinearKernel):
+class NpuMxfp4LinearKernel(SmallFloatsLinear, MxFp4LinearKernel):
     """`npu_ops::weight_only_linear`; activations stay as they are, as on every device without FP4 arithmetic."""
 
     block = BLOCK

@@ -1,7 +1,6 @@
 """Gives layers with MXFP8 weights (e4m3 in blocks of 32, scales e8m0; OCP Microscaling Formats 1.0) their kernels.
 
-No kernel reads this format: the weights become the model's dtype when they are loaded, which bfloat16 and float32 hold
-exactly, and take its memory and time. Activations stay as they are.
+Activations stay as they are, as on every device without arithmetic in this format.
 """
 
 from __future__ import annotations
@@ -10,26 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mxfp8.Mxfp8LinearKernel import Mxfp8LinearKernel, Mxfp8LinearLayerConfig
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
 
-from npu_ops.layers.linear import plain, plain_weight
-from npu_ops.layers.quantization.experts import QuantizedExperts
-
-logger = init_logger("vllm.npu_ops.mxfp8")
-
-ops = torch.ops.npu_ops
+from npu_ops import panels
+from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.weight_only import SmallFloatsLinear
 
 BLOCK = 32
-_DEQUANTISED = "Weights in MXFP8 are dequantised to %s when they are loaded: no kernel reads them."
-_BIAS, NAN = 127, 255  # of e8m0
+NAN = 255  # of e8m0
 
 
-class NpuMxfp8LinearKernel(Mxfp8LinearKernel):
-    """`npu_ops::linear` on weights that were dequantised on the way in."""
+class NpuMxfp8LinearKernel(SmallFloatsLinear, Mxfp8LinearKernel):
+    """`npu_ops::weight_only_linear` on codes and scales as the checkpoint has them."""
+
+    block = BLOCK
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -44,51 +40,40 @@ class NpuMxfp8LinearKernel(Mxfp8LinearKernel):
         return c.weight_shape[1] % BLOCK == 0, f"{c.weight_shape[1]} inputs are no whole number of blocks of {BLOCK}"
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Dequantise: weight float8_e4m3fn [N, K], weight_scale uint8 [N, K / 32]. Raises ValueError for NaN."""
-        dtype = layer.params_dtype if isinstance(layer.params_dtype, torch.dtype) else torch.get_default_dtype()
-        logger.info_once(_DEQUANTISED, dtype)
-        replace_parameter(layer, "weight", dequantized(layer.weight.data, layer.weight_scale.data).to(dtype))
-        del layer.weight_scale
+        """Repack: weight float8_e4m3fn [N, K], weight_scale uint8 [N, K / 32]. Raises ValueError for NaN."""
+        codes, scales, *_ = integers(layer.weight.data, layer.weight_scale.data)
+        self.outputs = len(codes)
+        replace_parameter(layer, "weight", panels.pack(codes, 8))
+        replace_parameter(layer, "weight_scale", panels.pack_groups(scales))
 
     def npu_implementation(self) -> str:
-        """Return the op, and what the checkpoint held."""
-        return "npu_ops::linear (mxfp8, dequantised when loaded)"
-
-    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [..., K]; returns [..., N]."""
-        return ops.linear(x, plain_weight(layer), None if bias is None else plain(bias))
+        """Return the op, and the weights' format."""
+        return "npu_ops::weight_only_linear (mxfp8)"
 
 
-def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
-    """Return e4m3 weights [N, K] times their scales, uint8 [N, K / 32], as float32; raises ValueError for NaN."""
-    scale = scale.view(torch.uint8)
-    if (scale == NAN).any() or (weight.view(torch.uint8) & 127 == 127).any():
+def integers(weight: Tensor, scales: Tensor) -> Integers:
+    """Return the codes and exponents of weights [N, K]; raises ValueError for NaN among them."""
+    scales = scales.view(torch.uint8)
+    if (scales == NAN).any() or (weight.view(torch.uint8) & 127 == 127).any():
         msg = (
             "MXFP8 weights have NaN among their values or scales: the checkpoint is damaged, or has no scale of a "
             "layer that is not quantised: the quantization_config must leave it out by the name that vLLM has for it."
         )
         raise ValueError(msg)
-    blocks = weight.float().unflatten(-1, (-1, BLOCK))
-    return (blocks * torch.exp2(scale.float() - _BIAS)[..., None]).flatten(-2)
+    return Integers(panels.e4m3_codes(weight), scales.contiguous())
 
 
-class DequantizedExperts(QuantizedExperts):
-    """Experts in MXFP8 on `npu_ops::fused_experts`: w13_ and w2_ are dequantised when they are loaded."""
+class Mxfp8Experts(QuantizedExperts):
+    """Experts in MXFP8 on `npu_ops::weight_only_experts`, activations as they are."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Dequantise one expert after another: weight float8_e4m3fn [E, N, K], weight_scale uint8 [E, N, K / 32]."""
-        dtype = self.moe.in_dtype
-        logger.info_once(_DEQUANTISED, dtype)
+        """Repack w13_ and w2_: weight float8_e4m3fn [E, rows, K], weight_scale uint8 [E, rows, K / 32]."""
 
-        def whole(name: str) -> Tensor:
-            pairs = (getattr(layer, f"{name}_{of}").data for of in ("weight", "weight_scale"))
-            return torch.stack([dequantized(weight, scale).to(dtype) for weight, scale in zip(*pairs, strict=True)])
+        def of(name: str, expert: int) -> Integers:
+            pair = (getattr(layer, f"{name}_{part}").data[expert] for part in ("weight", "weight_scale"))
+            return integers(*pair)
 
-        self._finish(layer, ops.fused_experts, (whole("w13"), whole("w2")), (), "mxfp8, dequantised when loaded")
-
-    def gate_arguments(self) -> tuple[Any, ...]:
-        """Return all of the gate: this op takes rows as the checkpoint has them."""
-        return tuple(self.gate)
+        self.pack_integers(layer, 8, BLOCK, lambda e: of("w13", e), lambda e: of("w2", e))
 
 
 register_linear_kernel(NpuMxfp8LinearKernel, PlatformEnum.OOT, "mxfp8")

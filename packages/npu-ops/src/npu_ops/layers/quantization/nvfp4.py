@@ -17,7 +17,7 @@ from vllm.platforms import PlatformEnum
 
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
-from npu_ops.layers.quantization.weight_only import E2m1Linear
+from npu_ops.layers.quantization.weight_only import SmallFloatsLinear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ BLOCK = 16
 _WHOLE = "Activations beside weights in NVFP4 are not rounded."
 
 
-class NpuNvfp4LinearKernel(E2m1Linear, NvFp4LinearKernel):
+class NpuNvfp4LinearKernel(SmallFloatsLinear, NvFp4LinearKernel):
     """`npu_ops::weight_only_linear` on codes and scales as the checkpoint has them."""
 
     block = BLOCK

@@ -21,8 +21,8 @@ _WITH_ZEROS = (scalar_types.uint4, scalar_types.uint8)
 _UNPACKED = scalar_types.int4  # one value an octet: weights of 4 bits beside activations of 8
 
 
-class E2m1Linear:
-    """What the kernels of MXFP4 and NVFP4 do alike: `npu_ops::weight_only_linear` on a layer that has been repacked."""
+class SmallFloatsLinear:
+    """What MXFP4, MXFP8 and NVFP4 have in common: `npu_ops::weight_only_linear` on a layer that has been repacked."""
 
     block: ClassVar[int]
     """Elements that share a scale."""
