@@ -51,7 +51,8 @@ def run_engine(
     """Run `rounds` (each ``{"prompts": [[id]], "sampling": {...}}``, one sampling for all or a list, and maybe the
     folder of each prompt's adapter in ``"lora"``, its cache's salt in ``"salts"``) with ``vllm.LLM(model=..., **engine)``.
 
-    A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``.
+    A round ``{"calls": [[name, arguments]]}`` calls methods of ``vllm.LLM`` instead, such as ``["sleep", {"level": 1}]``;
+    a round ``{"link": [name, folder]}`` makes a name that of another folder.
     ``"seen"``, ``"watched"`` and ``"heard"`` are the numbers of each prompt's image, video or recording
     (``tests.support.multimodal``).
     With ``runner="pooling"`` a round has no sampling, and its outputs are each ``{"embedding": [float]}``, or with
@@ -164,6 +165,11 @@ def look_at(model: Path) -> None:
 
 
 def _round(llm: Any, pooling: bool, one: dict[str, Any]) -> list[dict[str, Any]]:
+    if "link" in one:
+        name, target = map(Path, one["link"])
+        name.unlink(missing_ok=True)
+        name.symlink_to(target)
+        return []
     if "calls" not in one:
         return (_pool if pooling else _generate)(llm, **one)
     settle(llm)

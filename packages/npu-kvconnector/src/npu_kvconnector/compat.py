@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm.config import KVTransferConfig
+    from vllm.v1.request import Request
 
-__all__ = ["engine_bell", "recompute_failed_loads", "sleeping_agent"]
+__all__ = ["engine_bell", "recompute_failed_loads", "salt_blocks", "sleeping_agent"]
 
 _PROGRESS_SECONDS = 0.001
 """What comes wakes the thread at once; this is for transports of UCX that do not say that something came."""
@@ -47,6 +48,19 @@ def recompute_failed_loads(transfer: KVTransferConfig) -> None:
     policy after it has made the connector, which has no other way to say so. Test: test_connector.py.
     """
     transfer.kv_load_failure_policy = "recompute"
+
+
+def salt_blocks(request: Request, salt: str) -> None:
+    """Name the blocks of a request that has just come by ``salt`` as well, on the device and in all tiers.
+
+    vLLM 0.32 and 0.33: a block's name knows the tokens, the adapter's name and path and the user's salt. Who knows more
+    of what decides a block's bytes has no way to say so but the salt, and a connector meets requests when their blocks
+    have names. On the device they must have the new ones too: what is found there is handed on to the tiers. Test:
+    test_adapters.py.
+    """
+    request.cache_salt = f"{request.cache_salt or ''}\n{salt}"
+    request.block_hashes.clear()
+    request.update_block_hashes()
 
 
 def sleeping_agent(agent: Any, threads: int) -> Any:

@@ -10,20 +10,27 @@ waits for no tier's answer, is asked again only when chunks have arrived, or whe
 Note [A reset under running requests]. It takes their places, and they are scheduled again in the same step: vLLM names
 them as preempted, though they may load by then. Of those it waits for stores, and ends the engine where it finds a
 load. A request that loads has no stores: vLLM lets it begin after them.
+
+Note [Adapters]. A block computed with an adapter is named by the adapter's weights, too. Where these are not known, a
+request has names of its own, by which nobody else finds blocks, and stores none.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 
+from npu_kvconnector.compat import salt_blocks
+from npu_kvconnector.frame.adapters import AdapterWeights
 from npu_kvconnector.frame.metadata import JobsMetadata, StepMetadata
 from npu_kvconnector.tiers.courtesy import note_step
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -40,6 +47,10 @@ class _Wait(NamedTuple):
     until: float
 
 
+class _OfUnknownWeights:
+    """Marks a request of which no blocks are stored."""
+
+
 class RecoveringScheduler(OffloadingConnectorScheduler):
     """vLLM's; it completes failed jobs too, so the manager hears first which these are."""
 
@@ -48,6 +59,18 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         super().__init__(*arguments)
         self._reading: dict[int, int] = {}  # loads of before a reset -> workers that are not through
         self._waits: dict[str, _Wait] = {}
+        self._adapters = AdapterWeights()
+
+    def on_new_request(self, request: Request) -> None:
+        """Take note of a request; see Note [Adapters]."""
+        if request.lora_request is None:
+            super().on_new_request(request)
+            return
+        digest = self._adapters.digest_of(request.lora_request)
+        salt_blocks(request, f"adapter {digest or uuid.uuid4()}")
+        super().on_new_request(request)
+        if digest is None:
+            self._req_status[request.request_id].req_context.set_state(_OfUnknownWeights())
 
     def get_num_new_matched_tokens(self, request: Request, *arguments: Any, **more: Any) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded, None while that is not known; see Note [Asked in every step]."""
@@ -105,3 +128,8 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
             self._reading = {job_id: left for job_id, left in self._reading.items() if left > 0}
             self.manager.is_held = bool(self._reading)
         super().update_connector_output(connector_output)
+
+    def _calc_num_offloadable_tokens(self, req_status: RequestOffloadState, num_computed_tokens: int) -> int:
+        if req_status.req_context.get_state(_OfUnknownWeights) is not None:
+            return 0
+        return super()._calc_num_offloadable_tokens(req_status, num_computed_tokens)
