@@ -23,8 +23,11 @@ WHOLE = (PROMPT - 1) // BLOCK * BLOCK
 STATES = 290  # tokens of a prompt whose states are kept, at the end of a block of 272
 FORGET = {"calls": [["reset_prefix_cache", {}]]}
 WITHOUT = {"kv_transfer_config": None, "enable_prefix_caching": False}
+FEW = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40}
+"""So few blocks that prompts beyond a window cannot all load at one time, though vLLM's scheduler takes it that they can."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding windows": ("gemma3", {}),
+    "sliding windows, few blocks": ("gemma3", FEW),
     "latent attention": ("deepseek_v2", {}),
     "states": ("granite_hybrid", {"max_model_len": 512, "enable_prefix_caching": True, "block_size": None}),
     "eight bits": ("llama", {"kv_cache_dtype": "int8_per_token_head"}),
@@ -35,6 +38,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def asked(kind: str, lora: Path) -> dict[str, Any]:
     """Return a round: two prompts, or one of them for whom it is not the same."""
     sampling = {"temperature": 0.0, "max_tokens": NEW}
+    if KINDS[kind][1] is FEW:
+        return {"prompts": models.prompt_token_ids([150, 150, 130, 125], seed=7), "sampling": sampling}
     one, other = models.prompt_token_ids([STATES if kind == "states" else PROMPT] * 2, seed=4)
     if kind != "adapters and salts":
         return {"prompts": [one, other], "sampling": sampling}

@@ -23,6 +23,7 @@ from npu_kvconnector.compat import recompute_failed_loads
 from npu_kvconnector.config import OffloadConfig
 from npu_kvconnector.errors import UnsupportedError
 from npu_kvconnector.fingerprint import SETTINGS, settings_digest
+from npu_kvconnector.frame.room import Room
 from npu_kvconnector.frame.scheduler import RecoveringScheduler
 from npu_kvconnector.frame.worker import RecoveringWorker
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         PromMetric,
         PromMetricT,
     )
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
 
@@ -72,6 +74,14 @@ class NPUOffloadConnector(OffloadingConnector):
             self.connector_scheduler = RecoveringScheduler(spec, framed, kv_cache_config)
         else:
             self.connector_worker = RecoveringWorker(spec, framed, kv_cache_config)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Take note of the device's blocks, which loads have to leave room in."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.connector_scheduler is not None:
+            speculation = self._vllm_config.speculative_config
+            ahead = 1 + 2 * speculation.num_speculative_tokens if speculation is not None else 0
+            self.connector_scheduler.bind_room(Room(kv_cache_manager, tokens_ahead=ahead))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return the requests whose loads have ended, well or not."""

@@ -29,7 +29,7 @@ class Asked:
         self.now, self.questions = 100.0, 0
         self.manager = types.SimpleNamespace(arrivals=0, has_to_ask=False)
         self.scheduler = RecoveringScheduler.__new__(RecoveringScheduler)
-        self.scheduler.manager, self.scheduler._waits = self.manager, {}
+        self.scheduler.manager, self.scheduler._waits, self.scheduler._room = self.manager, {}, None
         self.answers, self.asks_tiers = answers, asks_tiers
 
     def look_up(self, *_: Any) -> tuple[int | None, bool]:
@@ -78,6 +78,7 @@ def test_workers_and_tiers_are_told_whether_a_step_computes(tokens: int, monkeyp
     jobs = types.SimpleNamespace(load_jobs={}, store_jobs={}, jobs_to_flush=None)
     monkeypatch.setattr(OffloadingConnectorScheduler, "build_connector_meta", lambda *_: jobs)
     scheduler = RecoveringScheduler.__new__(RecoveringScheduler)
+    scheduler._room = None
     meta = scheduler.build_connector_meta(
         types.SimpleNamespace(total_num_scheduled_tokens=tokens, preempted_req_ids=None)
     )

@@ -31,9 +31,12 @@ from npu_kvconnector.tiers.courtesy import note_step
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from npu_kvconnector.frame.room import Room
 
 __all__ = ["RecoveringScheduler"]
 
@@ -60,6 +63,7 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         self._reading: dict[int, int] = {}  # loads of before a reset -> workers that are not through
         self._waits: dict[str, _Wait] = {}
         self._adapters = AdapterWeights()
+        self._room: Room | None = None
 
     def on_new_request(self, request: Request) -> None:
         """Take note of a request; see Note [Adapters]."""
@@ -72,7 +76,13 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         if digest is None:
             self._req_status[request.request_id].req_context.set_state(_OfUnknownWeights())
 
-    def get_num_new_matched_tokens(self, request: Request, *arguments: Any, **more: Any) -> tuple[int | None, bool]:
+    def bind_room(self, room: Room) -> None:
+        """Say where loads find their blocks, once the scheduler's caches are there."""
+        self._room = room
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int, *arguments: Any, **more: Any
+    ) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded, None while that is not known; see Note [Asked in every step]."""
         wait = self._waits.pop(request.request_id, None)
         began = time.monotonic()
@@ -80,15 +90,25 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
             self._waits[request.request_id] = wait
             return None, False
         self.manager.has_to_ask = False
-        tokens, is_async = super().get_num_new_matched_tokens(request, *arguments, **more)
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens, *arguments, **more)
+        if tokens and self._room is not None and not self._room.is_enough(request, num_computed_tokens + tokens):
+            tokens, is_async = None, False
         if tokens is None and not self.manager.has_to_ask:
             now = time.monotonic()
             self._waits[request.request_id] = _Wait(self.manager.arrivals, now + _PAUSE * (now - began))
         return tokens, is_async
 
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Take note of the blocks that a request loads into."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens and self._room is not None:
+            self._room.note_load(request)
+
     def request_finished(self, request: Request, *arguments: Any, **more: Any) -> Any:
         """Forget a request, of which transfers may go on; say where its blocks may be fetched, if a tier holds them."""
         self._waits.pop(request.request_id, None)
+        if self._room is not None:
+            self._room.forget([request.request_id])
         status = self._req_status.get(request.request_id)
         is_kept, params = super().request_finished(request, *arguments, **more)
         if params is None and status is not None and request.kv_transfer_params:
@@ -98,6 +118,8 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """Return what the workers are to do in this step."""
         meta = super().build_connector_meta(self._without_loading(scheduler_output))
+        if self._room is not None:
+            self._room.forget(scheduler_output.num_scheduled_tokens)
         is_idle = scheduler_output.total_num_scheduled_tokens == 0
         note_step(is_idle=is_idle)
         return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle=is_idle)
