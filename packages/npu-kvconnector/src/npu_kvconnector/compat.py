@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm.config import KVTransferConfig
+    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
-__all__ = ["engine_bell", "recompute_failed_loads", "salt_blocks", "sleeping_agent"]
+__all__ = ["engine_bell", "hear_of_adapters", "recompute_failed_loads", "salt_blocks", "sleeping_agent"]
 
 _PROGRESS_SECONDS = 0.001
 """What comes wakes the thread at once; this is for transports of UCX that do not say that something came."""
@@ -30,14 +32,36 @@ def engine_bell() -> Callable[[], None]:
     second and for ever, and what a tier behind brings then still waits for a step. Test: test_tcp_probe.py.
     """
     core: Any = sys.modules.get("vllm.v1.engine.core")
-    frame = inspect.currentframe()
-    while core is not None and frame is not None:
-        maker = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
-        if isinstance(maker, core.EngineCoreProc):
-            requests: queue.Queue[Any] = maker.input_queue
-            return lambda: requests.put_nowait((core.EngineCoreRequestType.WAKEUP, None))
-        frame = frame.f_back
-    return lambda: None
+    engine = _engine_that_is_made()
+    if engine is None or not isinstance(engine, core.EngineCoreProc):
+        return lambda: None
+    requests: queue.Queue[Any] = engine.input_queue
+    return lambda: requests.put_nowait((core.EngineCoreRequestType.WAKEUP, None))
+
+
+def hear_of_adapters(before_loading: Callable[[LoRARequest], None], before_removing: Callable[[int], None]) -> None:
+    """Be told which adapters the engine that is being made is asked to load and to remove, before it does.
+
+    vLLM 0.32 and 0.33: a server loads an adapter into the workers before any request names it, and says nothing of it
+    to the scheduler or to a connector. Who is to know with which weights that was done must look at the files then.
+    Scope: two methods of this one engine, which go on as before. Test: test_adapters.py.
+    """
+    engine = _engine_that_is_made()
+    if engine is None:
+        return
+    kind, itself = type(engine), weakref.ref(engine)  # no cycle, which would keep an engine's memory
+
+    def add_lora(lora_request: LoRARequest) -> bool:
+        before_loading(lora_request)
+        return bool(kind.add_lora(itself(), lora_request))
+
+    def remove_lora(lora_id: int) -> bool:
+        before_removing(lora_id)
+        return bool(kind.remove_lora(itself(), lora_id))
+
+    for method in (add_lora, remove_lora):  # by whose annotations vLLM reads what comes from a client
+        vars(method)["__signature__"] = inspect.signature(getattr(engine, method.__name__))
+    engine.add_lora, engine.remove_lora = add_lora, remove_lora
 
 
 def recompute_failed_loads(transfer: KVTransferConfig) -> None:
@@ -85,3 +109,15 @@ def sleeping_agent(agent: Any, threads: int) -> Any:
     for backend in backends:
         agent.create_backend(backend, {"num_threads": str(threads)} if threads else {})
     return agent
+
+
+def _engine_that_is_made() -> Any | None:
+    """Return the engine among the callers whose constructor runs, if there is one."""
+    core: Any = sys.modules.get("vllm.v1.engine.core")
+    frame = inspect.currentframe()
+    while core is not None and frame is not None:
+        maker = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(maker, core.EngineCore):
+            return maker
+        frame = frame.f_back
+    return None

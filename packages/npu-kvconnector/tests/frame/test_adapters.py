@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +16,10 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.request import Request
 
-from npu_kvconnector.compat import salt_blocks
+from npu_kvconnector.compat import hear_of_adapters, salt_blocks
 from npu_kvconnector.frame.adapters import AdapterWeights
 
 if TYPE_CHECKING:
@@ -31,6 +33,30 @@ def folder(tmp_path: Path) -> Path:
     (made / "adapter_config.json").write_text('{"r": 8}')
     (made / "adapter_model.safetensors").write_bytes(b"first weights")
     return made
+
+
+class Workers:
+    """Stands for an engine's workers, which load and remove whatever they are told to."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def add_lora(self, lora: LoRARequest) -> bool:
+        assert isinstance(lora, LoRARequest)
+        self.did.append("add")
+        return True
+
+    def remove_lora(self, number: int) -> bool:
+        self.did.append("remove")
+        return True
+
+
+class MadeEngine(EngineCore):
+    """An engine whose connector is made in its constructor, as vLLM's are."""
+
+    def __init__(self, weights: AdapterWeights) -> None:
+        self.model_executor = Workers()
+        hear_of_adapters(weights.note_load, weights.note_removal)
 
 
 def asked(folder: Path, number: int = 1, **more: Any) -> LoRARequest:
@@ -84,6 +110,31 @@ def test_an_adapter_loaded_in_place_has_its_new_weights(folder: Path) -> None:
     second = weights.digest_of(asked(folder, load_inplace=True))
     assert second not in {first, None}
     assert weights.digest_of(asked(folder)) == second
+
+
+def test_an_adapter_has_the_weights_that_were_there_when_it_was_loaded(folder: Path) -> None:
+    """Not those of its first request, before which its files may have changed."""
+    weights, others = AdapterWeights(), AdapterWeights()
+    first = others.digest_of(asked(folder))
+    engine = MadeEngine(weights)
+    assert engine.add_lora(*EngineCoreProc._convert_msgspec_args(engine.add_lora, [["name", 1, str(folder)]]))
+    assert engine.add_lora(asked(folder))
+    write(folder, b"other weights")
+    assert weights.digest_of(asked(folder)) is None
+    assert engine.add_lora(asked(folder, load_inplace=True))
+    second = weights.digest_of(asked(folder))
+    assert second not in {first, None}
+    write(folder, b"first weights")
+    assert engine.remove_lora(1)
+    assert weights.digest_of(asked(folder)) == first
+    assert engine.model_executor.did == ["add", "add", "add", "remove"]
+
+
+def test_an_engine_goes_when_nobody_has_it(folder: Path) -> None:
+    engine = MadeEngine(AdapterWeights())
+    gone = weakref.ref(engine)
+    del engine
+    assert gone() is None
 
 
 def test_a_number_used_for_another_folder_leaves_its_weights_unknown(folder: Path, tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 vLLM finds blocks by an adapter's name and path. Files of that path may hold other weights tomorrow, or on another
 host.
 
-Note [Known as loaded]. A worker reads an adapter's files when it meets a new number (``lora_int_id``), keeps what it
-has read for as long as it likes, and says nothing of it to the scheduler. So an adapter's weights are those that its
-files held when its number was first asked for. If the files change under that number, what a worker holds is not
-known.
+Note [Known as loaded]. A worker reads an adapter's files when it is told to, or else when it meets a new number
+(``lora_int_id``), keeps what it has read for as long as it likes, and says nothing of it to the scheduler. So an
+adapter's weights are those that its files held then. If the files change under that number, what a worker holds is
+not known.
 """
 
 from __future__ import annotations
@@ -42,12 +42,23 @@ class _Known(NamedTuple):
 
 
 class AdapterWeights:
-    """Digests of adapters' files, each read when its number is first asked for; see Note [Known as loaded]."""
+    """Digests of adapters' files, each read when the adapter is loaded; see Note [Known as loaded]."""
 
     def __init__(self) -> None:
         """Start without adapters."""
         self._known: dict[int, _Known] = {}
         self._lost: set[int] = set()
+
+    def note_load(self, lora: LoRARequest) -> None:
+        """Take note that workers are to read an adapter now, if they do not have it."""
+        if lora.load_inplace or lora.lora_int_id not in self._known:
+            self.note_removal(lora.lora_int_id)
+            self.digest_of(lora)
+
+    def note_removal(self, number: int) -> None:
+        """Take note that workers are to forget an adapter."""
+        self._known.pop(number, None)
+        self._lost.discard(number)
 
     def digest_of(self, lora: LoRARequest) -> str | None:
         """Return a digest in hex of the weights that an adapter is computed with; None where these are not known."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 
-from npu_kvconnector.compat import salt_blocks
+from npu_kvconnector.compat import hear_of_adapters, salt_blocks
 from npu_kvconnector.frame.adapters import AdapterWeights
 from npu_kvconnector.frame.metadata import JobsMetadata, StepMetadata
 from npu_kvconnector.tiers.courtesy import note_step
@@ -63,6 +63,7 @@ class RecoveringScheduler(OffloadingConnectorScheduler):
         self._reading: dict[int, int] = {}  # loads of before a reset -> workers that are not through
         self._waits: dict[str, _Wait] = {}
         self._adapters = AdapterWeights()
+        hear_of_adapters(self._adapters.note_load, self._adapters.note_removal)
         self._room: Room | None = None
 
     def on_new_request(self, request: Request) -> None:
