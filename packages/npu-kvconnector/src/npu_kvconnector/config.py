@@ -163,8 +163,8 @@ class OffloadConfig:
         return options
 
 
-def parse_bytes(value: object, name: str = "cpu_bytes_to_use") -> int:
-    """Return a number of bytes from 4294967296, "4294967296", "4GiB" or "4.5 GB".
+def parse_bytes(value: object, name: str = "cpu_bytes_to_use", *, example: str = "4GiB") -> int:
+    """Return a number of bytes from 4294967296, "4294967296", "4GiB" or "4.5 GB"; an error says the example.
 
     Raises:
         OptionError: anything else.
@@ -173,7 +173,7 @@ def parse_bytes(value: object, name: str = "cpu_bytes_to_use") -> int:
         return int(value)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", value.upper()) if isinstance(value, str) else None
     if match is None:
-        msg = f'{name} must be bytes or a size such as "4GiB", not {value!r}'
+        msg = f'{name} must be a number of bytes or a size such as "{example}", not {value!r}'
         raise OptionError(msg)
     number = float(match[1]) * _UNITS[match[2]]
     if math.isinf(number):

@@ -199,7 +199,7 @@ def test_what_is_no_store_ends_with_2(command: str, tmp_path: Path, capsys: pyte
 
 
 def test_a_store_in_use_is_not_scrubbed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from npu_kvconnector.tiers.durable.store import lock_store
+    from npu_kvconnector.tiers.durable.lock import lock_store
 
     lock = lock_store(folder)
     assert main(["scrub", str(folder)]) == 2

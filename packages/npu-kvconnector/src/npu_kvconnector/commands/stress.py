@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_kvconnector.errors import OptionError, StoreError
-from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError
+from npu_kvconnector.tiers.durable.lock import StoreBusyError
+from npu_kvconnector.tiers.durable.store import DurableStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

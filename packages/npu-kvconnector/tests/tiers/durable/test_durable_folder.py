@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npu_kvconnector.errors import OptionError, StoreError
-from npu_kvconnector.tiers.durable.store import DurableStore, StoreFullError
+from npu_kvconnector.tiers.durable.lock import StoreFullError
+from npu_kvconnector.tiers.durable.store import DurableStore
 from tests.support.durable_store import open_store, put
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def test_what_the_system_says_comes_with_a_way_out(
     monkeypatch.setattr("npu_kvconnector.tiers.durable.store.write_whole", fail)
     with pytest.raises(StoreError, match=way_out):
         open_store(folder.with_name("other"))
-    monkeypatch.setattr("npu_kvconnector.tiers.durable.store.open_file", fail)
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.lock.open_file", fail)
     with pytest.raises(kind, match=f"path=.*{way_out}"):
         open_store(folder.with_name("third"))
 

@@ -32,8 +32,9 @@ from npu_kvconnector.errors import OptionError, StoreError
 from npu_kvconnector.secret_file import read_secret
 from npu_kvconnector.tiers.breaker import BreakerState
 from npu_kvconnector.tiers.durable import manager, reader, segments, store
+from npu_kvconnector.tiers.durable.lock import StoreBusyError, lock_store
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
-from npu_kvconnector.tiers.durable.store import DurableStore, StoreBusyError, lock_store
+from npu_kvconnector.tiers.durable.store import DurableStore
 from npu_kvconnector.tiers.guard import GuardedTier
 from tests.support.offloading import offloading_config
 from tests.support.remote_tier import BLOCK, CHUNKS, block_of, job_of, key_of

@@ -29,8 +29,8 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 import npu_kvconnector.spec  # noqa: F401  # registers the tier
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.tiers.durable import manager
+from npu_kvconnector.tiers.durable.lock import lock_store
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
-from npu_kvconnector.tiers.durable.store import lock_store
 from tests.support.offloading import offloading_config
 from tests.support.remote_tier import BLOCK, CHUNKS, Server, block_of, key_of
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from npu_kvconnector.errors import StoreError
 from npu_kvconnector.tiers.durable import segments
 from npu_kvconnector.tiers.durable.files import PAGE, is_aligned, page_buffer
-from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError
+from npu_kvconnector.tiers.durable.lock import StoreBusyError
+from npu_kvconnector.tiers.durable.store import DurableStore, Record
 from tests.support.durable_store import QUOTA, REALM, SIZE, block, held, name, open_store, put
 
 if TYPE_CHECKING:

@@ -85,12 +85,4 @@ class DurableConfig:
                 example = '{"type": "durable", "path": "/var/cache/npu-kv", "bytes": "100GiB"}'
                 msg = f"the durable tier needs {key}, as in {example}"
                 raise OptionError(msg)
-        return cls(**{**options, "bytes": _bytes(options["bytes"])})
-
-
-def _bytes(value: object) -> int:
-    try:
-        return parse_bytes(value)
-    except OptionError as error:
-        msg = f'bytes must be a number or a size such as "100GiB", not {value!r}'
-        raise OptionError(msg) from error
+        return cls(**{**options, "bytes": parse_bytes(options["bytes"], "bytes", example="100GiB")})

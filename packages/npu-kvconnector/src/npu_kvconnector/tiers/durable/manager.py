@@ -45,8 +45,9 @@ from npu_kvconnector.tiers.durable.cipher import OVERHEAD, Cipher
 from npu_kvconnector.tiers.durable.config import DurableConfig
 from npu_kvconnector.tiers.durable.envelope import AES_GCM, PLAIN, record_bytes
 from npu_kvconnector.tiers.durable.files import page_buffer
+from npu_kvconnector.tiers.durable.lock import StoreBusyError, StoreFullError, lock_store
 from npu_kvconnector.tiers.durable.reader import LOOK_AGAIN, StoreReader
-from npu_kvconnector.tiers.durable.store import DurableStore, Record, StoreBusyError, StoreFullError, lock_store
+from npu_kvconnector.tiers.durable.store import DurableStore, Record
 from npu_kvconnector.tiers.durable.threads import DaemonPool
 from npu_kvconnector.tiers.priority import step_back
 from npu_kvconnector.tiers.sealed import SealedTier

@@ -17,7 +17,6 @@ import collections
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -29,12 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
 
-from npu_kvconnector.errors import IntegrityError, OptionError, StoreError
+from npu_kvconnector.errors import IntegrityError, StoreError
 from npu_kvconnector.tiers.durable.disk_errors import is_full, way_out
 from npu_kvconnector.tiers.durable.envelope import Header, record_bytes
 from npu_kvconnector.tiers.durable.eviction import POLICIES
-from npu_kvconnector.tiers.durable.files import PAGE, make_folder, open_file, page_buffer, write_whole
+from npu_kvconnector.tiers.durable.files import PAGE, make_folder, page_buffer, write_whole
 from npu_kvconnector.tiers.durable.index import Batch, Entry, Index
+from npu_kvconnector.tiers.durable.lock import StoreFullError, lock_store
 from npu_kvconnector.tiers.durable.reader import FORMAT, StoreReader
 from npu_kvconnector.tiers.durable.recovery import newest_index, recover
 from npu_kvconnector.tiers.durable.segments import SegmentReader, SegmentWriter, segment_path
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from npu_kvconnector.tiers.durable.segments import Place
 
-__all__ = ["COMMIT_SECONDS", "DurableStore", "Record", "StoreBusyError", "lock_store"]
+__all__ = ["COMMIT_SECONDS", "DurableStore", "Record"]
 
 COMMIT_SECONDS = 0.5
 """A block is made durable at most this long after it came, however late it was appended."""
@@ -70,43 +70,6 @@ class Record(NamedTuple):
     """What made the payload of it."""
     came: float = -math.inf
     """When the caller was given the block, by ``time.monotonic()``; -inf: now."""
-
-
-class StoreFullError(StoreError):
-    """The disk has no room, which it may have again: others fill it, too."""
-
-
-class StoreBusyError(StoreError):
-    """Another process writes the store."""
-
-
-def lock_store(folder: Path) -> int:
-    """Make the folder a store where it is empty, take the writer's lock, and return what holds it.
-
-    Raises:
-        OptionError: the folder holds something else, or cannot be used.
-        StoreBusyError: another process has the lock.
-    """
-    try:
-        make_folder(folder)
-        if not (folder / "store.json").exists():
-            strangers = [path.name for path in folder.iterdir() if path.name not in {"lock", "segments"}]
-            strangers = [name for name in strangers if not name.startswith((".store.json-", "lost+found"))]
-            if strangers:
-                msg = f"path={folder} holds other files ({', '.join(sorted(strangers)[:3])}): name an empty folder"
-                raise OptionError(msg)
-        descriptor = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        hint = way_out(error) or "; name a folder that this user may write"
-        msg = f"path={folder} cannot be used: {error.strerror or error}{hint}"
-        raise (StoreFullError if is_full(error) else OptionError)(msg) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        msg = f"another process writes the store in {folder}"
-        raise StoreBusyError(msg) from error
-    return descriptor
 
 
 class DurableStore(StoreReader):
@@ -381,15 +344,19 @@ class DurableStore(StoreReader):
     def _empty_index(self) -> None:
         """Leave the index the pages that its next transactions need."""
         while self._index.fill() > _FULL:
-            victim = self._heat.coldest(self._sizes, keep=self._active.number if self._active is not None else None)
+            victim = self._coldest_but_active()
             if victim is None:
                 return
             self._drop(victim)
 
+    def _coldest_but_active(self) -> int | None:
+        """Return the segment to go next, which is never the one that is written; None where there is no other."""
+        return self._heat.coldest(self._sizes, keep=None if self._active is None else self._active.number)
+
     def _empty_coldest(self) -> None:
         """Carry over what is hot of the coldest segment, then drop that."""
         assert self._active is not None
-        victim = self._heat.coldest(self._sizes, keep=self._active.number)
+        victim = self._coldest_but_active()
         if victim is None:
             return
         entries = self._heat.hottest(self._index.held_by(victim), tick=self._tick, room=self._segment_bytes // 4)
@@ -464,7 +431,7 @@ class DurableStore(StoreReader):
         """Remove the files of what the batch drops, or else let it drop the coldest; return whether one is gone."""
         there = [number for number in batch.dropped if number in self._sizes]
         if not there:
-            victim = self._heat.coldest(self._sizes, keep=self._active.number if self._active is not None else None)
+            victim = self._coldest_but_active()
             if victim is None:
                 return False
             batch.dropped.append(victim)
