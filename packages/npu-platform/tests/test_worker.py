@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import ParallelConfig
+from vllm.config import CacheConfig, ParallelConfig
 from vllm.platforms import interface
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu_worker import Worker
 
 from npu_platform.errors import ConfigurationError
+from npu_platform.memory_ledger import cache_size_named
+from npu_platform.start_times import StartTimes
 from npu_platform.worker import NPUWorker
 
 COUNT = torch.accelerator.device_count()
@@ -96,6 +98,34 @@ def test_the_assigned_device_is_taken() -> None:
 def test_a_device_that_is_not_there_is_refused(local_rank: int, parallel: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         worker(local_rank, **parallel)._visible_device()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kv_cache_memory_bytes": 1 << 50}, "--kv-cache-memory-bytes=1125899906842624 says: give less"),
+        ({"kv_cache_memory_bytes": 9, "num_gpu_blocks_override": 7}, "--num-gpu-blocks-override=7 says: give less"),
+        ({}, r"NPU_SIMULATOR_MEMORY\.$"),
+    ],
+)
+@pytest.mark.parametrize("step", ["initialize_from_config", "compile_or_warm_up_model"])
+def test_a_cache_that_leaves_no_memory_is_told_with_its_flag(
+    step: str, settings: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, step, lambda *_: torch.empty(1 << 50, device="npu"))
+    rank = worker()
+    rank.device, rank.start_times, rank.cache_config = torch.device("npu:0"), StartTimes(), CacheConfig(**settings)
+    rank.use_v2_model_runner = False
+    with pytest.raises(torch.OutOfMemoryError, match=said):
+        getattr(rank, step)(*[SimpleNamespace()][: step == "initialize_from_config"])
+
+
+def test_an_op_that_finds_no_memory_beside_a_cache_is_told_with_its_flag() -> None:
+    found, cache = "NPU out of memory. Tried to allocate 2 KiB.", CacheConfig(kv_cache_memory_bytes=9)
+    with pytest.raises(torch.OutOfMemoryError, match=f"{found}\nThe KV cache"), cache_size_named(cache):
+        raise RuntimeError(found)
+    with pytest.raises(RuntimeError, match="^another$"), cache_size_named(cache):
+        raise RuntimeError("another")
 
 
 SOCKETS = [("host", frozenset(range(32))), ("host", frozenset(range(32, 64)))]

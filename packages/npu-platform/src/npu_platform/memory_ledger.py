@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["MemoryLedger", "available_memory", "host_memory", "tier_bytes"]
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.config import CacheConfig
+
+__all__ = ["MemoryLedger", "available_memory", "cache_size_named", "host_memory", "tier_bytes"]
 
 _GIB = 2.0**30
 
@@ -51,6 +59,33 @@ class MemoryLedger:
             "included): the system will end it when they are used. Lower --gpu-memory-utilization or "
             "--kv-cache-memory-bytes, or cpu_bytes_to_use of the KV connector."
         )
+
+
+@contextlib.contextmanager
+def cache_size_named(cache: CacheConfig) -> Iterator[None]:
+    """Let the block's error of memory name the flag that says how large the KV cache is, where one does.
+
+    Raises torch.OutOfMemoryError.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # what an op of npu-ops finds no memory for is no torch.OutOfMemoryError
+        flag = _flag_of_size(cache)
+        if flag is None or "out of memory" not in str(error):
+            raise
+        msg = (
+            f"{error}\nThe KV cache is as large as {flag} says: give less, so that steps and their graphs fit beside "
+            "it and the weights, or leave the flag out, and what fits is measured."
+        )
+        raise torch.OutOfMemoryError(msg) from error
+
+
+def _flag_of_size(cache: CacheConfig) -> str | None:
+    if cache.num_gpu_blocks_override is not None:
+        return f"--num-gpu-blocks-override={cache.num_gpu_blocks_override}"
+    if cache.kv_cache_memory_bytes is not None:
+        return f"--kv-cache-memory-bytes={cache.kv_cache_memory_bytes}"
+    return None
 
 
 def host_memory(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:

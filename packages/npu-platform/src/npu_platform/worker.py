@@ -29,7 +29,7 @@ from npu_platform.distributed import beats, host_watch, idle_threads, is_multipr
 from npu_platform.errors import ConfigurationError, UnsupportedFeatureError
 from npu_platform.implementations import LayerKind, of_model, text
 from npu_platform.info import registered_ops
-from npu_platform.memory_ledger import MemoryLedger, available_memory, host_memory, tier_bytes
+from npu_platform.memory_ledger import MemoryLedger, available_memory, cache_size_named, host_memory, tier_bytes
 from npu_platform.sleep_mode import NPUSleepMode
 from npu_platform.start_times import StartTimes
 from npu_platform.triton import availability, build
@@ -153,9 +153,9 @@ class NPUWorker(Worker):
         return [layout.name for layout in of_attention if layout.name in named]
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache."""
+        """Allocate the KV cache. Raises torch.OutOfMemoryError, which names the flag that made it so large."""
         before = torch.npu.memory_allocated(self.device)
-        with self.start_times.part("KV cache"):
+        with self.start_times.part("KV cache"), cache_size_named(self.cache_config):
             super().initialize_from_config(kv_cache_config)
         self._cache_bytes = torch.npu.memory_allocated(self.device) - before
 
@@ -167,7 +167,8 @@ class NPUWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the decode graphs and run the sampler once."""
         short = compat.short_warm_up() if self.use_v2_model_runner else contextlib.nullcontext()
-        with compat.without_kernel_warmup(), short, self.start_times.part("graphs and sampler"):
+        named = cache_size_named(self.cache_config)
+        with compat.without_kernel_warmup(), short, named, self.start_times.part("graphs and sampler"):
             times = super().compile_or_warm_up_model()
         compat.end_quick_sources()
         if self.model_config.sleep_mode_offload_cudagraph and isinstance(self.sleep_mode_backend, NPUSleepMode):
