@@ -121,11 +121,12 @@ def test_a_cache_that_leaves_no_memory_is_told_with_its_flag(
 
 
 def test_an_op_that_finds_no_memory_beside_a_cache_is_told_with_its_flag() -> None:
-    found, cache = "NPU out of memory. Tried to allocate 2 KiB.", CacheConfig(kv_cache_memory_bytes=9)
+    found, another = "NPU out of memory. Tried to allocate 2 KiB.", "another"
+    cache = CacheConfig(kv_cache_memory_bytes=9)
     with pytest.raises(torch.OutOfMemoryError, match=f"{found}\nThe KV cache"), cache_size_named(cache):
         raise RuntimeError(found)
     with pytest.raises(RuntimeError, match="^another$"), cache_size_named(cache):
-        raise RuntimeError("another")
+        raise RuntimeError(another)
 
 
 SOCKETS = [("host", frozenset(range(32))), ("host", frozenset(range(32, 64)))]

@@ -119,6 +119,21 @@ def test_csv_rows_are_read_by_csv_and_the_header_stands_once(path: Path) -> None
     assert [row["value"] for row in rows if row["figure"] == "generation_tokens"] == ["3.0"] * 4
 
 
+def test_a_torn_header_of_csv_is_written_again_where_half_of_it_says_whose_it_is(path: Path) -> None:
+    open_one(csv=path).write([interval()])
+    whole = path.read_bytes()
+    header = whole[: whole.index(b"\n") + 1]
+    for size in range(1, len(header)):
+        path.write_bytes(header[:size])
+        if 2 * size < len(header):
+            with pytest.raises(ConfigError, match="holds something else"):
+                open_one(csv=path)
+            assert path.read_bytes() == header[:size]
+        else:
+            open_one(csv=path).write([interval()])
+            assert path.read_bytes() == whole
+
+
 def test_a_torn_row_of_csv_is_cut_off_by_the_next_writer(path: Path) -> None:
     open_one(csv=path).write([interval()])
     whole = path.read_text()

@@ -6,7 +6,8 @@ writer, so an unterminated tail that begins as our lines do stems from a writer 
 next append cuts it off. A write that the disk refuses half-way is cut off at once. Readers skip an unterminated tail.
 
 Note [Files of others]. Only files that begin with a line of ours, or are empty, are written to, and only tails of ours
-are cut off: a tail that somebody else wrote is ended by a newline, and readers report it as a damaged line.
+are cut off: a tail that somebody else wrote is ended by a newline, and readers report it as a damaged line. A file that
+is nothing but a piece of our beginning is ours from half of that on; less, such as a brace, might be anybody's.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class LineWriter:
 
     def _append(self, text: bytes) -> None:
         """Write under the lock: whatever this file still needs before our lines, and these."""
-        end = _cut_torn_line(self._fd, self._begin)
+        end = _cut_torn_line(self._fd, self._begin, self._header)
         if self._first is not None and not 0 < self._end <= end:
             text = self._first() + text
         if not end:
@@ -155,17 +156,23 @@ def _refuse_others(fd: int, path: Path, begins: tuple[bytes, ...]) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         msg = f"statistics go to a regular file; {path} is none."
         raise ConfigError(msg)
-    if not any(os.pread(fd, len(begin), 0) in (b"", begin) for begin in begins):
+    if not any(os.pread(fd, len(begin), 0) in (b"", begin) or _is_piece(fd, begin) for begin in begins):
         msg = f"statistics go to a new file or one of npu-statlogger's; {path} holds something else: name another."
         raise ConfigError(msg)
 
 
-def _cut_torn_line(fd: int, begin: bytes) -> int:
+def _is_piece(fd: int, begin: bytes) -> bool:
+    """Tell whether the file is nothing but a piece of this beginning, of at least half of it."""
+    size = os.fstat(fd).st_size
+    return len(begin) <= 2 * size < 2 * len(begin) and begin.startswith(os.pread(fd, size, 0))
+
+
+def _cut_torn_line(fd: int, begin: bytes, header: bytes) -> int:
     """Cut off what a killed writer of ours left behind the last newline, and return the file's size then."""
     size = os.fstat(fd).st_size
     end = _end_of_last_line(fd, size)
     tail = os.pread(fd, len(begin), end)
-    if end < size and begin.startswith(tail):
+    if end < size and (begin.startswith(tail) or _is_piece(fd, header)):
         os.ftruncate(fd, end)
         return end
     return size
