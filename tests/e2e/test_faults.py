@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import zmq
+from vllm.utils.network_utils import zmq_socket_ctx
 
 from tests.support import faults_page
 from tests.support.clients import ask, ask_until_it_fails, health, process_of
@@ -43,6 +45,15 @@ def test_a_fault_is_told_to_everybody_and_leaves_nothing(name: str, tmp_path: Pa
 def test_the_page_is_current() -> None:
     page = ROOT / "docs" / "user_guide" / "faults.md"
     assert page.read_text() == faults_page.text(), "python -m tests.support.faults_page > docs/user_guide/faults.md"
+
+
+def test_vllm_loses_a_first_sigterm_while_an_engine_starts_as_the_page_says() -> None:
+    """Its API server raises KeyboardInterrupt; where this fails the page has a sentence less."""
+    try:
+        with zmq_socket_ctx("inproc://start", zmq.ROUTER, bind=True):
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pytest.fail("vLLM hears it: docs/user_guide/faults.md says that it does not")
 
 
 @pytest.mark.nightly

@@ -118,6 +118,24 @@ In each case:
 The other way round, an engine whose server or program was killed (SIGKILL) is asked to end after 5 s, and killed after 10;
 vLLM's own would stay, with all its memory.
 
+## Under systemd or Kubernetes
+
+SIGTERM and Ctrl-C end a server that serves: at once, its clients get what was computed so far; with `--shutdown-timeout 20`
+its requests have so many seconds to end, and new ones are answered with status 500. What follows is vLLM's own (0.32 and
+0.33) and the same on its CPU build.
+
+- While an engine starts, from `Initializing a V1 LLM engine` in the log until it is up, the first SIGTERM is lost
+  (`zmq_socket_ctx` takes it for its own), and the server goes on starting: send it a second time. Ctrl-C is heard when the
+  engine is up. With several API servers, SIGTERM is heard.
+- systemd sends SIGTERM to all processes of a unit, engine included, and one that starts ends then beneath a server that has not
+  heard of it and waits on: set `KillMode=mixed` and a `TimeoutStopSec=` that you can wait, after which all is killed.
+  Kubernetes kills after `terminationGracePeriodSeconds`.
+- A server whose engine has died ends with 0: set `Restart=always`.
+- A call that waits for the engine as it dies (`/sleep`, `/wake_up`, `/reset_prefix_cache`) is never answered, and the server,
+  which waits for that answer, ends by SIGKILL alone: watch `/health`, which has no connection then.
+- Each start leaves some empty sockets, named by a UUID, and a file `vllm_dist_*` in `/tmp`: `PrivateTmp=yes`, or a folder of its
+  own in `TMPDIR`.
+
 Several hosts, replicas and Ray: [Many devices, many hosts](many_devices.md#hosts).
 
 A request that asks for too much, or that is wrong, is no fault: it is refused by itself, and the server goes on. Faults on
