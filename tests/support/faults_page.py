@@ -124,9 +124,11 @@ SIGTERM and Ctrl-C end a server that serves: at once, its clients get what was c
 its requests have so many seconds to end, and new ones are answered with status 500. What follows is vLLM's own (0.32 and
 0.33) and the same on its CPU build.
 
+- With several API servers, of which there are as many as replicas, requests are cut off in spite of `--shutdown-timeout`: give
+  `--api-server-count 1` as well.
 - While an engine starts, from `Initializing a V1 LLM engine` in the log until it is up, the first SIGTERM is lost
   (`zmq_socket_ctx` takes it for its own), and the server goes on starting: send it a second time. Ctrl-C is heard when the
-  engine is up. With several API servers, SIGTERM is heard.
+  engine is up. Several API servers hear SIGTERM.
 - systemd sends SIGTERM to all processes of a unit, engine included, and one that starts ends then beneath a server that has not
   heard of it and waits on: set `KillMode=mixed` and a `TimeoutStopSec=` that you can wait, after which all is killed.
   Kubernetes kills after `terminationGracePeriodSeconds`.
