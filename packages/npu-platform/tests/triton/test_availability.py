@@ -7,11 +7,15 @@ import importlib.util
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npu_platform.triton import availability
 from tests.support.vllm_process import run_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ASKED = """
 import torch
@@ -70,6 +74,34 @@ def test_what_stands_against_it_is_named(environ: dict[str, str], why: str, said
     said = availability.why_not_for_vllm()
     assert said is not None
     assert why in said
+
+
+@pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", "TRITON_HOME", "HOME"])
+def test_where_kernels_can_be_kept_nowhere(variable: str, tmp_path: Path, said_nothing: pytest.MonkeyPatch) -> None:
+    """As in a service without a home; the start failed with an error of Triton's."""
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        said_nothing.delenv(name, raising=False)
+    said_nothing.setenv(variable, str(tmp_path / "new"))
+    assert availability.why_not_for_vllm() is None
+    assert not list(tmp_path.iterdir()), "a look makes no folders"
+    (tmp_path / "file").touch()
+    said_nothing.setenv(variable, str(tmp_path / "file"))
+    said = availability.why_not_for_vllm()
+    assert said is not None
+    assert f"cannot be kept in {tmp_path / 'file'}" in said
+    assert availability.missing() == said
+
+
+def test_a_cache_that_another_user_has_filled_need_not_be_written(
+    tmp_path: Path, said_nothing: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "npu").mkdir()
+    said_nothing.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    may = os.access
+    said_nothing.setattr(os, "access", lambda path, mode: mode != os.W_OK and may(path, mode))
+    assert availability.why_not_for_vllm() is None
+    (tmp_path / "npu").rmdir()
+    assert "cannot be kept in" in str(availability.why_not_for_vllm())
 
 
 def test_where_triton_is_not_installed(said_nothing: pytest.MonkeyPatch) -> None:

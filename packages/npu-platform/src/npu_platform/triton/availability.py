@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import os
 import sys
+from pathlib import Path
 
 from npu_platform import config
 from npu_platform.activation import installed_version
@@ -55,7 +57,22 @@ def why_not_for_vllm() -> str | None:
         return unfit
     if config.cxx_compiler() is None:  # what a cache holds is of one configuration, and V1 needs none of it
         return "there is no C++ compiler for Triton kernels (apt install g++, or name one in CXX)"
-    return None
+    return _without_cache()
+
+
+def _without_cache() -> str | None:
+    """Return why kernels can be kept nowhere, as where a service has no home; None: they can, or another filled it.
+
+    Where Triton keeps them is read as Triton does, which is not to be imported here.
+    """
+    known = os.path.expanduser("~")  # noqa: PTH111 - where no home is known it is a folder "~", as Triton has it
+    home = Path(os.environ.get("TRITON_HOME") or known)
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    there = next(filter(os.path.exists, (folder, *folder.parents)), folder)
+    filled = os.access(folder / build.OWN_FOLDER, os.R_OK)
+    if filled or (there.is_dir() and os.access(there, os.W_OK)):
+        return None
+    return f"Triton's kernels cannot be kept in {folder} (name a folder that can be written in TRITON_CACHE_DIR)"
 
 
 @functools.cache
@@ -109,7 +126,7 @@ def missing() -> str | None:
     """Return what is not there for Triton kernels, with the way to get it; None: nothing."""
     if importlib.util.find_spec("triton") is None:
         return _NOT_INSTALLED
-    return None if build.is_ready() else _NO_COMPILER
+    return _without_cache() if build.is_ready() else _NO_COMPILER
 
 
 def _asked_by_vllm() -> bool:

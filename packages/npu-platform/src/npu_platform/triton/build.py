@@ -21,6 +21,8 @@ from npu_platform import config
 from npu_platform.errors import KernelCompilationError
 
 HEADERS = Path(__file__).parent / "runtime"
+OWN_FOLDER = "npu"
+"""Name of :func:`own_folder`."""
 _FLAGS = [
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fvisibility=hidden", "-w"),
     # A program may read memory as another type; a comparison or division need not signal; loops know no errno.
@@ -93,7 +95,7 @@ def cache_folder() -> Path:
 
 def own_folder() -> Path:
     """Return the folder in it that is the backend's own: libraries as they are loaded, and who compiled them."""
-    return cache_folder() / "npu"
+    return cache_folder() / OWN_FOLDER
 
 
 def is_ready() -> bool:
