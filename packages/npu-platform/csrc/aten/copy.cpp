@@ -69,6 +69,8 @@ void transfer(const Tensor& source, const Tensor& target, bool non_blocking) {
   const bool crosses = source.device() != target.device();
   if (is_watched() && crosses) cross_link(source, target);
   const c10::DeviceIndex device = device_of_copy(source, target);
+  const bool of_two = crosses && source.device().type() == target.device().type() && !is_capturing();
+  if (of_two) wait_between_devices(device, source.device().index());
   if (!is_capturing() && is_plain(source, target)) {
     copy_bytes(device, source, target);
   } else if (computes()) {
@@ -77,6 +79,7 @@ void transfer(const Tensor& source, const Tensor& target, bool non_blocking) {
     copy_zeros(device, source, target);
   }
   if (is_capturing()) return;
+  if (of_two) wait_between_devices(source.device().index(), device);  // before it writes to the source, or to what is freed
   if (!non_blocking && crosses) wait_for_stream(device);
 }
 

@@ -110,8 +110,11 @@ Tensor& set_empty(Tensor& self) {
 }
 bool is_set_to(const Tensor& self, const Tensor& other) { return at::native::is_set_to(self, other); }
 
-// The simulator has no work pending when memory is freed. For a driver that has, see its page, under limits.
-void record_stream(Tensor&, at::Stream) {}
+void record_stream(Tensor& self, at::Stream stream) {
+  void* address = self.storage().mutable_data();
+  if (!may_run_behind() || device_of(address) != self.device().index()) return;
+  CachingAllocator::of(self.device().index()).note_use(address, {stream.device_index(), stream.id()});
+}
 
 // Large memory fresh from the driver is zero already: a KV cache costs host memory only as its blocks are used.
 bool is_zero_by_nature(const Tensor& self) {

@@ -8,6 +8,8 @@
    - Errors. Whatever returns npu_status returns NPU_OK, or a status and a sentence: last_error() of the same thread then
      says what is wrong, with the value and the remedy. No exception and no longjmp leaves a function. Results are written
      only with NPU_OK.
+   - Late errors. Work that fails after the call that submitted it has returned is reported once, by the next call for that
+     stream which waits for it or submits more; last_error() then names the kernel that failed. Nothing waits for ever on it.
    - Threads. Any function may be called from any thread at any time after initialize(); calls for one stream come from
      several threads too. last_error() is of the calling thread.
    - Ownership. Strings and tables that the driver returns live as long as the process; pointers that it is given are the
@@ -82,7 +84,7 @@ typedef struct npu_driver {
   npu_status (*memory_info)(int device, size_t* free_bytes, size_t* total_bytes);
   npu_status (*memory_range)(int device, void** base, size_t* span);           /* never changes; base on a granule */
   npu_status (*memory_map)(int device, size_t bytes, void** address);          /* whole granules, contiguous; reads as zero */
-  npu_status (*memory_unmap)(int device, void* address, size_t bytes);         /* any granules that are mapped */
+  npu_status (*memory_unmap)(int device, void* address, size_t bytes); /* any granules that are mapped, after the work that may use them */
   npu_status (*memory_discard)(int device, void* address, size_t bytes);       /* granules that read as zero from now on */
   npu_status (*host_allocate)(size_t bytes, void** address);                   /* pinned: copies need not be staged */
   void (*host_free)(void* address);

@@ -74,13 +74,28 @@ void* CachingAllocator::take_watched(size_t bytes, PoolId id) {
 void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
   if (bytes > slabs_.size() * NPU_MEMORY_GRANULE) out_of_memory(bytes);  // sums of larger ones could overflow
+  settle_uses();
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
   TORCH_CHECK(!from.asleep, "npu: the memory pool ", id, " is asleep: resume it before anything is allocated from it");
   return bytes <= kLargestSlot && !fenced_ ? allocate_small(bytes, from) : allocate_large(bytes, from);
 }
 
+void CachingAllocator::note_use(void* address, StreamName stream) {
+  std::lock_guard lock(mutex_);
+  const Slab* slab = slab_at(address);
+  if ((slab && slab->requested_at(address)) || block_at(address)) uses_.note(address, stream);
+}
+
 void CachingAllocator::give_back(void* address) {
   std::lock_guard lock(mutex_);
+  if (C10_LIKELY(!uses_.defer(address))) make_free(address);
+}
+
+void CachingAllocator::settle_uses() {
+  for (void* address : uses_.take_done()) make_free(address);
+}
+
+void CachingAllocator::make_free(void* address) {
   if (Slab* slab = slab_at(address); slab && slab->requested_at(address)) return free_small(slab, address);
   Block* block = block_at(address);
   TORCH_CHECK_VALUE(block, "npu: ", address, " is not the address of memory in use: it was freed before, or never allocated");
@@ -283,6 +298,7 @@ void CachingAllocator::unmap(char* address, size_t bytes) {
 
 void CachingAllocator::release_cached(PoolId id) {
   std::lock_guard lock(mutex_);
+  settle_uses();
   if (const auto found = pools_.find(id); found != pools_.end()) release(*found->second);
 }
 

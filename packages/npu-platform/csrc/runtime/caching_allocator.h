@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/driver.h"
+#include "runtime/stream_uses.h"
 #include "runtime/thread_state.h"
 
 namespace npu {
@@ -25,6 +26,9 @@ class CachingAllocator {
 
   void* allocate(size_t bytes, PoolId pool);  // raises torch.OutOfMemoryError; 0 bytes: nullptr
   void free(void* address);
+
+  // Memory at this address is not used again, when it is freed, before what the stream has been given until then is done.
+  void note_use(void* address, StreamName stream);
 
   size_t size_of(const void* address);        // bytes counted for this block, 0 if it is none
   size_t requested_of(const void* address);   // bytes that were asked for, 0 when the address is not in use
@@ -69,6 +73,8 @@ class CachingAllocator {
   void* take(size_t bytes, PoolId pool);
   void* take_watched(size_t bytes, PoolId pool);
   void give_back(void* address);
+  void settle_uses();
+  void make_free(void* address);
   void report(void* address, int64_t bytes);
   void* allocate_small(size_t bytes, Pool& pool);
   void* allocate_large(size_t bytes, Pool& pool);
@@ -117,6 +123,7 @@ class CachingAllocator {
   Pool* default_pool_ = nullptr;
   size_t limit_ = 0;
   c10::CachingDeviceAllocator::DeviceStats stats_;
+  StreamUses uses_;
 };
 
 void release_cached_of_all(PoolId pool);  // devices

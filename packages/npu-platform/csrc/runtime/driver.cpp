@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "faults/faults.h"
 #include "null_device/driver.h"
+#include "runtime/host_allocator.h"
 #include "simulator/driver.h"
 
 namespace npu {
@@ -229,6 +230,11 @@ npu_event* create_event() {
   return event;
 }
 
+bool may_run_behind() {
+  const npu_driver* open = &driver();
+  return open != sim::driver() && open != null::driver();
+}
+
 bool is_of_a_vendor() { return driver_choice().kind == DriverKind::library; }
 
 void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceIndex of_view) {
@@ -242,7 +248,17 @@ void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceInde
     return;
   }
   const auto kind = to < 0 ? NPU_COPY_DEVICE_TO_HOST : from < 0 ? NPU_COPY_HOST_TO_DEVICE : NPU_COPY_DEVICE_TO_DEVICE;
-  check(driver().copy(device, thread_state.stream[size_t(device)], target, source, bytes, kind));
+  const StreamName stream{device, thread_state.stream[size_t(device)]};
+  check(driver().copy(device, stream.id, target, source, bytes, kind));
+  if (kind != NPU_COPY_DEVICE_TO_DEVICE && may_run_behind()) note_pinned_use(to < 0 ? target : source, stream);
+}
+
+void wait_between_devices(c10::DeviceIndex waiting, c10::DeviceIndex before) {
+  npu_event* event = create_event();
+  npu_status status = driver().event_record(event, before, thread_state.stream[size_t(before)]);
+  if (status == NPU_OK) status = driver().stream_wait_event(waiting, thread_state.stream[size_t(waiting)], event);
+  driver().event_destroy(event);
+  check(status);
 }
 
 void wait_for_stream(c10::DeviceIndex device) {

@@ -55,6 +55,10 @@ std::string last_error(npu_status status);
 // A new event of the driver's.
 npu_event* create_event();
 
+// Whether memory may be in use by a stream when the host is done with it: by a vendor's driver. The simulator does everything when
+// it is submitted, and the null device touches no memory.
+bool may_run_behind();
+
 // Whether the driver is a vendor's library.
 bool is_of_a_vendor();
 
@@ -99,6 +103,9 @@ void submit(c10::DeviceIndex device, const char* name, Kernel& kernel) {
 // Copies bytes on the thread's current stream, memory of the host and of devices alike. Both may be the host's where a tensor
 // of the device `of_view` lies there.
 void submit_copy(void* target, const void* source, size_t bytes, c10::DeviceIndex of_view = -1);
+
+// The current stream of a device waits for what that of another one has been given.
+void wait_between_devices(c10::DeviceIndex waiting, c10::DeviceIndex before);
 
 // Until what this thread's current stream has been given is done.
 void wait_for_stream(c10::DeviceIndex device);

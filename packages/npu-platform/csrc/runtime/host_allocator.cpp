@@ -8,6 +8,7 @@
 
 #include "runtime/driver.h"
 #include "runtime/forks.h"
+#include "runtime/stream_uses.h"
 
 namespace npu {
 namespace {
@@ -36,7 +37,7 @@ class HostAllocator final : public at::HostAllocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
-  bool record_event(void*, void*, c10::Stream) override { return true; }  // see record_stream
+  bool record_event(void* address, void*, c10::Stream stream) override { return note_use(address, {stream.device_index(), stream.id()}); }
 
   void empty_cache() override {
     for (const auto& [size, address] : forget_cached()) driver().host_free(address);
@@ -57,10 +58,15 @@ class HostAllocator final : public at::HostAllocator {
 
   bool owns(const void* address) {
     std::lock_guard lock(mutex_);
-    auto after = in_use_.upper_bound(static_cast<char*>(const_cast<void*>(address)));
-    if (after == in_use_.begin()) return false;
-    const auto& [begin, size] = *std::prev(after);
-    return static_cast<const char*>(address) < begin + size;
+    return block_around(address) != nullptr;
+  }
+
+  // The block at this address, if it is ours, is not used again before what the stream has been given is done.
+  bool note_use(const void* address, StreamName stream) {
+    std::lock_guard lock(mutex_);
+    char* block = block_around(address);
+    if (block) uses_.note(block, stream);
+    return block != nullptr;
   }
 
  private:
@@ -68,9 +74,17 @@ class HostAllocator final : public at::HostAllocator {
 
   using Blocks = std::multimap<size_t, void*>;  // by size
 
+  char* block_around(const void* address) {
+    auto after = in_use_.upper_bound(static_cast<char*>(const_cast<void*>(address)));
+    if (after == in_use_.begin()) return nullptr;
+    const auto& [begin, size] = *std::prev(after);
+    return static_cast<const char*>(address) < begin + size ? begin : nullptr;
+  }
+
   // A block that was used before and is at most an eighth too large, or nullptr.
   void* take_cached(size_t size) {
     std::lock_guard lock(mutex_);
+    settle();
     const auto fit = cached_.lower_bound(size);
     if (fit == cached_.end() || fit->first - size > size / 8) return nullptr;
     const auto [whole, address] = *fit;
@@ -106,6 +120,14 @@ class HostAllocator final : public at::HostAllocator {
 
   void give_back(void* address) {
     std::lock_guard lock(mutex_);
+    if (!uses_.defer(address)) cache(address);
+  }
+
+  void settle() {
+    for (void* address : uses_.take_done()) cache(address);
+  }
+
+  void cache(void* address) {
     auto block = in_use_.find(static_cast<char*>(address));
     stats_.active_requests.decrease(1);
     stats_.active_bytes.decrease(block->second);
@@ -115,6 +137,7 @@ class HostAllocator final : public at::HostAllocator {
 
   Blocks forget_cached() {
     std::lock_guard lock(mutex_);
+    settle();
     for (const auto& [size, address] : cached_) {
       stats_.num_host_free++;
       stats_.allocations.decrease(1);
@@ -130,6 +153,7 @@ class HostAllocator final : public at::HostAllocator {
   std::mutex mutex_;
   std::map<char*, size_t> in_use_;
   Blocks cached_;
+  StreamUses uses_;
   at::HostStats stats_;
 };
 
@@ -149,5 +173,7 @@ const at::HostAllocatorRegistry<kNpu> registered(&instance());
 at::HostAllocator* host_allocator() { return &instance(); }
 
 bool is_pinned(const void* address) { return instance().owns(address); }
+
+void note_pinned_use(const void* address, StreamName stream) { instance().note_use(address, stream); }
 
 }  // namespace npu

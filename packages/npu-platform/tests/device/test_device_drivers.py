@@ -19,11 +19,11 @@ PACKAGE = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def compile_driver(tmp_path_factory):
-    """Compile smallest_driver.c with a C compiler and macros; returns the library's path."""
+    """Compile a driver with a C compiler and macros; returns the library's path."""
 
-    def run(*macros: str) -> Path:
-        library = tmp_path_factory.mktemp("driver") / "libsmallest.so"
-        source = PACKAGE / "tests/native/smallest_driver.c"
+    def run(*macros: str, name: str = "smallest") -> Path:
+        library = tmp_path_factory.mktemp("driver") / f"lib{name}.so"
+        source = PACKAGE / f"tests/native/{name}_driver.c"
         header = Path(_C.__file__).with_name("include")  # as it is installed
         flags = ["-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *macros]
         compiler = os.environ.get("CC", "cc")
@@ -200,6 +200,64 @@ except RuntimeError as error: print(error)
 """
     done = run_python(program, NPU_DEVICE=str(compile_driver("-DEXCLUSIVE")))
     assert done.stdout.splitlines() == ["2 3.0", "smallest: another process holds it"], done.stderr
+
+
+LATE = """
+import torch
+
+def pinned(value): return torch.full((1024,), value, pin_memory=True)
+def holds(tensor, value): return bool(tensor.eq(value).all())
+
+"""
+LATE_WORK = {
+    "pinned memory that is copied to the device": """
+source = pinned(1.0)
+place = source.data_ptr()
+x = source.to("npu", non_blocking=True)
+del source
+other = pinned(2.0)
+print(holds(x.cpu(), 1), other.data_ptr() != place, pinned(3.0).data_ptr() == place)
+""",
+    "pinned memory that is copied from the device": """
+x, target = torch.full((1024,), 5.0, device="npu"), pinned(0.0)
+target[16:].copy_(x[16:], non_blocking=True)
+del target
+other = pinned(7.0)
+torch.npu.synchronize()
+print(holds(other, 7))
+""",
+    "device memory that another stream reads": """
+x, target, side = torch.ones(1024, device="npu"), pinned(0.0), torch.npu.Stream()
+before, place = torch.npu.memory_allocated(), x.data_ptr()
+with torch.npu.stream(side):
+    target.copy_(x, non_blocking=True)
+x.record_stream(side)
+del x
+other = torch.full((1024,), 9.0, device="npu")
+side.synchronize()
+print(holds(target, 1), torch.ones(1024, device="npu").data_ptr() == place)
+del other
+print(torch.npu.memory_allocated() == before - 4096)
+""",
+    "a copy to another device": """
+x = torch.zeros(1024, device="npu:0")
+x.copy_(pinned(1.0), non_blocking=True)
+print(holds(x.to("npu:1").cpu(), 1))
+x.copy_(pinned(2.0), non_blocking=True)
+print(holds(x.double().to("npu:1", torch.float32).cpu(), 2))
+y = torch.zeros(1024, device="npu:1")
+y.copy_(x, non_blocking=True)
+x.zero_()
+print(holds(y.cpu(), 2))
+""",
+}
+
+
+@pytest.mark.parametrize("work", LATE_WORK)
+def test_memory_is_not_used_again_before_late_work_is_done(compile_driver, run_python: RunPython, work: str) -> None:
+    done = run_python(LATE + LATE_WORK[work], NPU_DEVICE=str(compile_driver(name="late")))
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"True"}, done.stdout
 
 
 FORK = """

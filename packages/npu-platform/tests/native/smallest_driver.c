@@ -9,9 +9,15 @@
 #include <unistd.h>
 
 #define GRANULES 32
+#ifdef EXCLUSIVE
+#define DEVICES 2
+#endif
+#ifndef DEVICES
+#define DEVICES 1
+#endif
 
-static char* base;
-static char mapped[GRANULES];
+static char* base[DEVICES];
+static char mapped[DEVICES][GRANULES];
 static long launches;
 static const char* problem = "";
 
@@ -35,53 +41,53 @@ static void take_time(void) {
 static npu_status initialize(const char* options) {
   take_time();
   if (strcmp(options, "") && strcmp(options, "fast")) return fail(NPU_ERROR_CONFIG, "smallest: the one option is 'fast'");
-  char* range = mmap(NULL, (GRANULES + 1) * NPU_MEMORY_GRANULE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (range == MAP_FAILED) return fail(NPU_ERROR_OUT_OF_MEMORY, "smallest: no memory");
-  base = range + (NPU_MEMORY_GRANULE - (uintptr_t)range % NPU_MEMORY_GRANULE);
+  for (int i = 0; i < DEVICES; ++i) {
+    char* range = mmap(NULL, (GRANULES + 1) * NPU_MEMORY_GRANULE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (range == MAP_FAILED) return fail(NPU_ERROR_OUT_OF_MEMORY, "smallest: no memory");
+    base[i] = range + (NPU_MEMORY_GRANULE - (uintptr_t)range % NPU_MEMORY_GRANULE);
+  }
   return NPU_OK;
 }
 
-#ifdef EXCLUSIVE
-#define DEVICES 2
-#else
-#define DEVICES 1
-#endif
 static npu_status device_count(int* count) { return *count = DEVICES, NPU_OK; }
-static npu_status open_device(int device) { return device ? fail(NPU_ERROR_DEVICE_LOST, "smallest: another process holds it") : NPU_OK; }
+static npu_status open_device(int device) {
+#ifdef EXCLUSIVE
+  if (device) return fail(NPU_ERROR_DEVICE_LOST, "smallest: another process holds it");
+#endif
+  return (void)device, NPU_OK;
+}
 static npu_status device_synchronize(int device) { return (void)device, NPU_OK; }
 static npu_status device_reset(int device) {
-  (void)device;
-  memset(base, 0, GRANULES * NPU_MEMORY_GRANULE);
+  memset(base[device], 0, GRANULES * NPU_MEMORY_GRANULE);
   return NPU_OK;
 }
 
 static npu_status memory_info(int device, size_t* free_bytes, size_t* total_bytes) {
   if (open_device(device)) return NPU_ERROR_DEVICE_LOST;
   *total_bytes = *free_bytes = GRANULES * NPU_MEMORY_GRANULE;
-  for (int i = 0; i < GRANULES; ++i) *free_bytes -= mapped[i] ? NPU_MEMORY_GRANULE : 0;
+  for (int i = 0; i < GRANULES; ++i) *free_bytes -= mapped[device][i] ? NPU_MEMORY_GRANULE : 0;
   return NPU_OK;
 }
 static npu_status memory_range(int device, void** address, size_t* span) {
   if (open_device(device)) return NPU_ERROR_DEVICE_LOST;
-  *address = base;
+  *address = base[device];
 #ifdef ODD_RANGE
-  *address = base + 4096;
+  *address = base[device] + 4096;
 #endif
   *span = GRANULES * NPU_MEMORY_GRANULE;
   return NPU_OK;
 }
 static npu_status memory_map(int device, size_t bytes, void** address) {
-  (void)device;
   const size_t wanted = bytes / NPU_MEMORY_GRANULE;
   for (size_t first = 0, free = 0; first + free < GRANULES;) {
-    if (mapped[first + free]) {
+    if (mapped[device][first + free]) {
       first += free + 1;
       free = 0;
     } else if (++free == wanted) {
-      memset(mapped + first, 1, wanted);
-      *address = base + first * NPU_MEMORY_GRANULE;
+      memset(mapped[device] + first, 1, wanted);
+      *address = base[device] + first * NPU_MEMORY_GRANULE;
 #ifdef ODD_MAP
-      *address = base + GRANULES * NPU_MEMORY_GRANULE;
+      *address = base[device] + GRANULES * NPU_MEMORY_GRANULE;
 #endif
       return NPU_OK;
     }
@@ -94,7 +100,7 @@ static npu_status memory_discard(int device, void* address, size_t bytes) {
   return NPU_OK;
 }
 static npu_status memory_unmap(int device, void* address, size_t bytes) {
-  memset(mapped + ((char*)address - base) / NPU_MEMORY_GRANULE, 0, bytes / NPU_MEMORY_GRANULE);
+  memset(mapped[device] + ((char*)address - base[device]) / NPU_MEMORY_GRANULE, 0, bytes / NPU_MEMORY_GRANULE);
   return memory_discard(device, address, bytes);
 }
 static npu_status host_allocate(size_t bytes, void** address) {

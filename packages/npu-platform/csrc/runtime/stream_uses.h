@@ -1,0 +1,31 @@
+// Memory that streams still use when its owner gives it up: it is handed out again once their work is done.
+#pragma once
+
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "include/npu_driver.h"
+#include "runtime/capture_streams.h"
+
+namespace npu {
+
+// Not thread-safe: an allocator asks under its own lock.
+class StreamUses {
+ public:
+  // Work on the stream uses the block at this address, which is not given up yet.
+  void note(void* address, StreamName stream);
+
+  // The block is given up. False: no stream uses it. Otherwise take_done() has it when what its streams were given until now is done.
+  bool defer(void* address);
+
+  std::vector<void*> take_done();
+
+ private:
+  using Events = std::vector<npu_event*>;
+
+  std::unordered_map<void*, std::vector<StreamName>> noted_;
+  std::vector<std::pair<void*, Events>> deferred_;
+};
+
+}  // namespace npu
