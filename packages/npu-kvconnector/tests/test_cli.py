@@ -45,6 +45,16 @@ def test_a_wrong_configuration_is_a_problem(config: str, capsys: pytest.CaptureF
         pytest.param({"type": "durabel"}, "durabel: .*'durable'", marks=needs_vllm),
         pytest.param({"type": "Mine", "module_path": "no.such"}, "Mine: No module named 'no'", marks=needs_vllm),
         pytest.param(
+            {"type": "JSONDecoder", "module_path": "json"},
+            "JSONDecoder: .* is no SecondaryTierManager",
+            marks=needs_vllm,
+        ),
+        pytest.param(
+            {"type": "SecondaryTierManager", "module_path": "vllm.v1.kv_offload.tiering.base"},
+            "SecondaryTierManager: .* lacks .*, lookup, .*, submit_store: ",
+            marks=needs_vllm,
+        ),
+        pytest.param(
             {"type": "p2p", "transport": "tpc"}, 'p2p: transport .* must be "nixl" or "tcp"', marks=needs_vllm
         ),
     ],

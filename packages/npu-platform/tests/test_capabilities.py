@@ -11,6 +11,7 @@ import torch
 
 from npu_platform import capabilities
 from npu_platform.capabilities import Capabilities
+from npu_platform.errors import ConfigurationError
 from tests.support import models
 from tests.support.environments import add_distribution
 from tests.support.vllm_process import run_program
@@ -87,6 +88,31 @@ def test_the_entry_point_is_named_as_the_library(choice: str, tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NPU_DEVICE", choice)
     assert capabilities.of_device.__wrapped__() == Capabilities(graphs=False)
+
+
+def test_two_packages_for_one_library_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one-device", "two-device"):
+        add_distribution(tmp_path, name, "1.0", f"[{capabilities.GROUP}]\nvendor = {name[:3]}_device:said\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NPU_DEVICE", "/opt/libvendor.so")
+    with pytest.raises(ConfigurationError, match=r"not (one|two)-device and (one|two)-device: uninstall one"):
+        capabilities.of_device.__wrapped__()
+
+
+def test_the_communicator_is_the_vendors(tmp_path: Path) -> None:
+    entry_points = f"[{capabilities.GROUP}]\nsimulator = ring_device:said\n"
+    module = "from npu_platform.capabilities import Capabilities\nsaid = Capabilities(communicator='ring.Ring')\n"
+    add_distribution(tmp_path, "ring-device", "1.0", entry_points, ring_device=module)
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from npu_platform import capabilities
+capabilities.of_device.cache_clear()
+from vllm.platforms import current_platform
+print(current_platform.get_device_communicator_cls())
+"""
+    done = run_program(program, str(tmp_path), NPU_DEVICE="simulator")
+    assert done.stdout.splitlines()[-1:] == ["ring.Ring"], done.stderr[-3000:]
 
 
 def test_without_an_entry_point_it_is_the_software_npus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from npu_platform import doctor
+from tests.support.environments import add_distribution
 
 DOCTOR = "import sys; from npu_platform.cli import main; sys.exit(main(['doctor', '--json']))"
 NO_SIBLINGS = f"""
@@ -155,6 +156,24 @@ def test_second_platform_plugin_is_named(tmp_path: Path) -> None:
     assert "VLLM_PLUGINS" in problem
     _, findings = examine(PYTHONPATH=str(tmp_path), VLLM_PLUGINS="other")
     assert not [text for text in problems(findings) if "A second platform plugin" in text]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "detail"),
+    [
+        ("Capabilities(graphs=False)", 0, "graphs False (by limited-device)"),
+        ("Capabilities(graph=False)", 1, "limited-device: TypeError: "),
+    ],
+)
+def test_what_a_vendor_says_of_its_device_is_shown(said: str, code: int, detail: str, tmp_path: Path) -> None:
+    module = f"from npu_platform.capabilities import Capabilities\nsaid = {said}\n"
+    entry_points = "[npu_platform.capabilities]\nsimulator = limited_device:said\n"
+    add_distribution(tmp_path, "limited-device", "1.0", entry_points, limited_device=module)
+    its = CLEAN.get("PYTHONPATH", "")
+    found, findings = examine(PYTHONPATH=f"{tmp_path}{os.pathsep}{its}", NPU_DEVICE="simulator")
+    (shown,) = [finding for finding in findings if finding["name"] == "capabilities"]
+    assert (found, shown["ok"]) == (code, code == 0)
+    assert shown["detail"].startswith(detail)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import json
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_platform import activation, config, numa
+from npu_platform import activation, capabilities, config, numa
 from npu_platform.errors import ConfigurationError
 from npu_platform.memory_ledger import host_memory
 from npu_platform.triton import availability
@@ -258,6 +258,7 @@ def _devices() -> Iterator[Finding]:
     if not hasattr(torch, "npu"):
         yield Finding(section, "devices", "none: PyTorch has no device npu (see platform)")
         return
+    yield _capabilities()
     host, total = host_memory(), 0
     found = list(info.devices())
     try:
@@ -280,6 +281,21 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
         section, "memory", detail, fits, None if fits else "Lower NPU_SIMULATOR_MEMORY or NPU_SIMULATOR_DEVICES."
     )
+
+
+def _capabilities() -> Finding:
+    """What the device can do, by a vendor's package, which is imported."""
+    package = None
+    try:
+        package = capabilities.package_of_device()
+        said = capabilities.of_device()
+    except Exception as error:  # noqa: BLE001 whatever an engine's start would end with
+        remedy = None if package is None else f"Mend or remove {package}: no engine starts beside it."
+        detail = str(error) if isinstance(error, ConfigurationError) else f"{package}: {type(error).__name__}: {error}"
+        return Finding("devices", "capabilities", detail, False, remedy)
+    differs = [field.name for field in fields(said) if getattr(said, field.name) != field.default]
+    text = ", ".join(f"{name} {getattr(said, name)}" for name in differs) or "as the software NPU's"
+    return Finding("devices", "capabilities", f"{text} (by {package})" if package else text)
 
 
 def _ops() -> Iterator[Finding]:

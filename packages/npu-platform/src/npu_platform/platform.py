@@ -332,4 +332,4 @@ class NPUPlatform(Platform):
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         """Return the communicator of tensor, pipeline and data parallel groups."""
-        return "npu_platform.distributed.communicator.NPUCommunicator"
+        return capabilities.of_device().communicator

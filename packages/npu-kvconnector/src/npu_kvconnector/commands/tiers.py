@@ -79,8 +79,14 @@ def _check(tier: Mapping[str, Any], guard: Mapping[str, Any]) -> None:
     try:
         if tier["type"] in ("p2p", TCP_TIER):
             tier = choose_transport(tier, guard)
-        SecondaryTierFactory.get_tier_class(dict(tier))
+        found = SecondaryTierFactory.get_tier_class(dict(tier))
     except OptionError:
         raise
-    except (ImportError, AttributeError, AssertionError, ValueError) as error:
+    except (AssertionError, TypeError) as error:  # vLLM's, without a word of what is wrong
+        msg = f"{tier['module_path']}.{tier['type']} is no SecondaryTierManager: derive it from vLLM's"
+        raise OptionError(msg) from error
+    except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(str(error)) from error
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        msg = f"{found.__module__}.{found.__name__} lacks {', '.join(missing)}: a SecondaryTierManager must have them"
+        raise OptionError(msg)
