@@ -74,7 +74,7 @@ void* CachingAllocator::take_watched(size_t bytes, PoolId id) {
 void* CachingAllocator::take(size_t bytes, PoolId id) {
   std::lock_guard lock(mutex_);
   if (bytes > slabs_.size() * NPU_MEMORY_GRANULE) out_of_memory(bytes);  // sums of larger ones could overflow
-  settle_uses();
+  if (C10_UNLIKELY(uses_.has_deferred())) settle_uses();
   Pool& from = id == kDefaultPool ? *default_pool_ : pool(id);
   TORCH_CHECK(!from.asleep, "npu: the memory pool ", id, " is asleep: resume it before anything is allocated from it");
   return bytes <= kLargestSlot && !fenced_ ? allocate_small(bytes, from) : allocate_large(bytes, from);

@@ -28,8 +28,7 @@ void StreamUses::note(void* address, StreamName stream) {
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 
-bool StreamUses::defer(void* address) {
-  if (noted_.empty()) return false;
+bool StreamUses::defer_noted(void* address) {
   const auto found = noted_.find(address);
   if (found == noted_.end()) return false;
   Events events;

@@ -17,12 +17,15 @@ class StreamUses {
   void note(void* address, StreamName stream);
 
   // The block is given up. False: no stream uses it. Otherwise take_done() has it when what its streams were given until now is done.
-  bool defer(void* address);
+  bool defer(void* address) { return !noted_.empty() && defer_noted(address); }
 
+  bool has_deferred() const { return !deferred_.empty(); }
   std::vector<void*> take_done();
 
  private:
   using Events = std::vector<npu_event*>;
+
+  bool defer_noted(void* address);
 
   std::unordered_map<void*, std::vector<StreamName>> noted_;
   std::vector<std::pair<void*, Events>> deferred_;
