@@ -257,7 +257,7 @@ CachingAllocator::Block* CachingAllocator::merge_with_neighbours(Block* block) {
   return block;
 }
 
-// Fresh memory; when there is none left, what is cached is given back first.
+// Fresh memory; when there is none left, what is cached is given back first, and what streams still use waited for.
 void* CachingAllocator::map(size_t bytes) {
   void* address = nullptr;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -273,6 +273,8 @@ void* CachingAllocator::map(size_t bytes) {
     }
     if (attempt == 0) {
       stats_.num_alloc_retries++;
+      uses_.wait();
+      settle_uses();
       for (auto& [id, pool] : pools_) release(*pool);
     }
   }

@@ -93,11 +93,12 @@ class HostAllocator final : public at::HostAllocator {
     return address;
   }
 
-  // When the host has none left, what is cached goes first.
+  // When the host has none left, what is cached goes first, and what streams still use is waited for.
   void* take_new(size_t size) {
     void* address = nullptr;
     npu_status status = driver().host_allocate(size, &address);
     if (status == NPU_ERROR_OUT_OF_MEMORY) {
+      wait_for_uses();
       empty_cache();
       status = driver().host_allocate(size, &address);
     }
@@ -110,6 +111,11 @@ class HostAllocator final : public at::HostAllocator {
     stats_.allocated_bytes.increase(size);
     hold(address, size);
     return address;
+  }
+
+  void wait_for_uses() {
+    std::lock_guard lock(mutex_);
+    uses_.wait();
   }
 
   void hold(void* address, size_t size) {

@@ -52,4 +52,10 @@ std::vector<void*> StreamUses::take_done() {
   return done;
 }
 
+void StreamUses::wait() const {
+  for (const auto& [address, events] : deferred_) {
+    for (npu_event* event : events) check(driver().event_synchronize(event));
+  }
+}
+
 }  // namespace npu

@@ -21,6 +21,7 @@ class StreamUses {
 
   bool has_deferred() const { return !deferred_.empty(); }
   std::vector<void*> take_done();
+  void wait() const;  // until take_done() has all blocks that were given up
 
  private:
   using Events = std::vector<npu_event*>;

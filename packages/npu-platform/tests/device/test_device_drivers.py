@@ -239,6 +239,15 @@ print(holds(target, 1), torch.ones(1024, device="npu").data_ptr() == place)
 del other
 print(torch.npu.memory_allocated() == before - 4096)
 """,
+    "device memory that another stream reads, and there is no other": """
+x, target, side = torch.ones(10 << 20, device="npu"), pinned(0.0), torch.npu.Stream()
+with torch.npu.stream(side):
+    target.copy_(x[:1024], non_blocking=True)
+x.record_stream(side)
+del x
+other = torch.full((10 << 20,), 9.0, device="npu")
+print(holds(target, 1))
+""",
     "a copy to another device": """
 x = torch.zeros(1024, device="npu:0")
 x.copy_(pinned(1.0), non_blocking=True)
