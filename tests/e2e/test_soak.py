@@ -1,7 +1,7 @@
 """Mixed load leaves a server as it was: every answer is that of a quiet server, and nothing grows.
 
 Prompts of all lengths, seeds, penalties, grammars, adapters, images, clients that hang up, requests that are thrown out of
-too small a cache, sleep and wake. CI runs it for 40 seconds, `nox -s soak` for two minutes, `nox -s soak -- 3600` for an hour,
+too small a cache, sleep and wake. CI runs it for 30 seconds, `nox -s soak` for two minutes, `nox -s soak -- 3600` for an hour,
 as every night does; of two minutes and more the last sixth watches the device's memory.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from npu_platform.demo.server import Server
 
-SECONDS = float(os.environ.get("NPU_SOAK_SECONDS", "40"))
+SECONDS = float(os.environ.get("NPU_SOAK_SECONDS", "30"))
 LONG = 120.0  # of load, from which on the last sixth watches memory
 ADAPTERS = {"one": ["q_proj", "v_proj"], "other": ["k_proj", "o_proj"]}
 ARGUMENTS = (

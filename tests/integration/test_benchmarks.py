@@ -119,6 +119,7 @@ def test_a_failure_is_kept_without_the_place_of_the_models(tmp_path):
     assert engine.reason(said, tmp_path) == "RuntimeError: bench -m MODEL/Q4_0.gguf failed (exit code -4):"
 
 
+@pytest.mark.nightly
 def test_engines_that_are_up_together_are_asked_case_by_case(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     chosen = {name: engine.Contestant(name, name, sys.executable) for name in ("npu", "vllm")}

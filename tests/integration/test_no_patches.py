@@ -64,7 +64,7 @@ def listing(command: str, argument: Path, **environ: str) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=RUNNERS)
+@pytest.fixture(scope="module", params=["V2", pytest.param("V1", marks=pytest.mark.nightly)])
 def runner(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

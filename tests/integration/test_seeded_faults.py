@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -20,3 +22,10 @@ def test_its_text_is_there_once_and_its_tests_are_there(fault: Fault) -> None:
         place, _, name = test.partition("::")
         assert (ROOT / place).exists()
         assert not name or name.partition("[")[0] in (ROOT / place).read_text()
+
+
+def test_the_cases_that_are_named_are_there() -> None:
+    cases = {test for fault in SEEDED for test in fault.tests if "[" in test}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *cases]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

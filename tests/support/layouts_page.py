@@ -42,8 +42,8 @@ _TAIL = """
 - Two hosts are two network namespaces, of which the second has a name of its own; there `vllm serve --headless` starts half of the
   ranks, or of the replicas. Ray starts them on two of its nodes.
 
-In CI these layouts, and more that are made of them, run as a pairwise sample with both runners, three modes of graphs and both ways of
-scheduling (`tests/support/layout_sample.py`).
+These layouts, and more that are made of them, run as a pairwise sample with both runners, three modes of graphs and both ways of
+scheduling (`tests/support/layout_sample.py`): two thirds of its engines in CI, the others at night.
 """
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

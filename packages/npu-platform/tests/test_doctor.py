@@ -59,9 +59,21 @@ def test_healthy_environment_has_no_problem() -> None:
     ("environment", "detail"),
     [
         ({}, "vLLM's V2, or V1 for what V2 does not have"),
-        ({"TRITON_DEFAULT_BACKEND": "nvidia"}, "vLLM's V1: TRITON_DEFAULT_BACKEND=nvidia"),
-        ({"CXX": "no-such-compiler"}, "vLLM's V1: there is no C++ compiler for Triton kernels (apt install g++"),
-        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "vLLM's V1, as VLLM_USE_V2_MODEL_RUNNER says"),
+        pytest.param(
+            {"TRITON_DEFAULT_BACKEND": "nvidia"},
+            "vLLM's V1: TRITON_DEFAULT_BACKEND=nvidia",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"CXX": "no-such-compiler"},
+            "vLLM's V1: there is no C++ compiler for Triton kernels (apt install g++",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            "vLLM's V1, as VLLM_USE_V2_MODEL_RUNNER says",
+            marks=pytest.mark.nightly,
+        ),
         (
             {"VLLM_USE_V2_MODEL_RUNNER": "1", "CXX": "no-such-compiler", "TRITON_CACHE_DIR": "/nowhere"},
             "vLLM's V2, as VLLM_USE_V2_MODEL_RUNNER says, which would be refused: there is no C++ compiler",

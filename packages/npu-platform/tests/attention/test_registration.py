@@ -13,6 +13,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 from npu_platform.attention import registration
 from npu_platform.attention.backend import NPUMetadataBuilder
 from npu_platform.errors import UnsupportedFeatureError
+from tests.support.vllm_process import run_program
 
 NAMED_FIRST = """
 from vllm.config import AttentionConfig
@@ -57,7 +58,7 @@ except Exception as error: print("refused:", error)
 
 
 def test_a_backend_that_takes_the_place_of_ours_in_vllms_registry():
-    done = subprocess.run([sys.executable, "-c", THEIRS], capture_output=True, text=True, check=False)
+    done = run_program(THEIRS)
     assert "selected: __main__.Derived\n" in done.stdout, done.stderr
     assert "refused: The attention backend registered as NPU_PAGED must be a subclass of" in done.stdout
 

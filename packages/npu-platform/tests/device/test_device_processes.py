@@ -127,7 +127,15 @@ def test_a_library_for_another_torch_is_named_and_torch_is_imported_all_the_same
     assert "False npu_platform._C is compiled for torch 2.9.1 and this is 2.1" in done.stdout
 
 
-@pytest.mark.parametrize("first", ["npu_platform", "npu_platform.torch_npu", "npu_platform.torch_npu.memory", "torch"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("npu_platform", marks=pytest.mark.nightly),
+        pytest.param("npu_platform.torch_npu", marks=pytest.mark.nightly),
+        "npu_platform.torch_npu.memory",
+        "torch",
+    ],
+)
 def test_packages_can_be_imported_in_any_order(first: str, run_fresh_python: RunPython) -> None:
     done = run_fresh_python(
         f"import {first}, torch\nprint(torch.ones(2, device='npu').sum().item(), torch.npu.device_count())"

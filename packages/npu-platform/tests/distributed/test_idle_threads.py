@@ -72,6 +72,7 @@ def looks_in_a_second(how: str) -> int:
     return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout)
 
 
+@pytest.mark.nightly
 def test_a_group_of_gloo_looks_up_seldom() -> None:
     # By itself: 100. On a busy machine both are fewer.
     assert looks_in_a_second("seldom") < looks_in_a_second("as ever") / 2

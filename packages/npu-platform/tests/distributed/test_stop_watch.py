@@ -142,6 +142,7 @@ def datagrams(seconds: int, here: Processes, *elsewhere: Processes) -> list[Stop
     ]
 
 
+@pytest.mark.nightly  # by day ranks end when a host is silent
 def test_a_replica_ends_when_one_elsewhere_is_silent(pair: Processes, capfd: pytest.CaptureFixture[str]) -> None:
     with engine() as other, engine() as third:
         watches = datagrams(1, pair, other, third)
@@ -174,6 +175,7 @@ def test_a_replica_that_ends_says_so(how: str, pair: Processes) -> None:
         assert watches[0].has_ended(5)
 
 
+@pytest.mark.nightly
 def test_a_server_that_nobody_speaks_to_goes_on(pair: Processes) -> None:
     """And one to which a replica speaks that an earlier server has left: that one ends."""
     (watch,) = datagrams(1, pair)
@@ -217,7 +219,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("engine", ["polite", "deaf"])
+@pytest.mark.parametrize("engine", [pytest.param("polite", marks=pytest.mark.nightly), "deaf"])
 def test_an_engine_whose_program_was_killed_is_ended(engine: str) -> None:
     command = [sys.executable, "-S", "-c", PROGRAM, engine]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:

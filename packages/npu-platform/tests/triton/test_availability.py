@@ -34,6 +34,7 @@ def test_importing_vllm_opens_no_device() -> None:
     assert done.stdout.split()[-2:] == ["False", "False"], done.stderr[-2000:]
 
 
+@pytest.mark.nightly
 def test_a_process_that_imports_vllm_and_configures_nothing_ends_in_silence() -> None:
     """It has found sources quickly until its end."""
     program = "import inspect, vllm.entrypoints.llm\nprint(inspect.getsourcelines.__module__)"

@@ -130,6 +130,7 @@ def test_a_variable_by_which_triton_would_keep_no_library_is_refused(tmp_path: P
     assert _run(tmp_path, {}).returncode == 0, "nothing of it is in the cache"
 
 
+@pytest.mark.nightly
 def test_a_stage_that_is_dumped_can_override_and_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL.replace("assert out.eq(7).all()", "print(out.unique().tolist())"))
     dumps = {"TRITON_DUMP_DIR": str(tmp_path / "dump"), "TRITON_ALWAYS_COMPILE": "1"}
