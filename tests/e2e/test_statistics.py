@@ -106,7 +106,7 @@ def test_goodput_is_that_of_the_requests_lines(result: Path, folder: Path) -> No
 def test_the_load_is_replayed_to_the_server(result: Path, server: Server, folder: Path) -> None:
     recorded = folder / "recorded.jsonl"
     recorded.write_text((folder / "stats.jsonl").read_text())
-    answer = npu_stat("replay", recorded, "--url", server.url, "--vocabulary", "100", "-o", folder / "replayed.jsonl")
+    answer = npu_stat("replay", recorded, "--url", server.url, "-o", folder / "replayed.jsonl")
     assert (answer["sent"], answer["failed"], answer["first_error"]) == (REQUESTS, 0, "")
     counters = answer["replayed"]["counters"]
     assert counters["generation_tokens"] == REQUESTS * ANSWER

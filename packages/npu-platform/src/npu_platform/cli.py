@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="npu", description="vLLM on an NPU: show it, check it.", epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = _add(commands, "demo", "serve the small model that ships with npu-platform, ask it something, stop", _demo)
-    demo.add_argument("--ready-timeout", type=float, default=300.0, help="seconds to wait for the server (default 300)")
+    demo.add_argument(
+        "--ready-timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for the server (default 300)"
+    )
     doctor = _add(commands, "doctor", "trace every plugin decision and name each problem with its remedy", _doctor)
     doctor.add_argument("--model", help="load this model (folder or name) and show what each layer runs")
     ranks = (
@@ -62,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     what = "compile the Triton kernels of `vllm serve` with these arguments, into the cache: npu warm -- MODEL"
     warm = _add(commands, "warm", what, _warm)
     warm.add_argument(
-        "--ready-timeout", type=float, default=1800.0, help="seconds to wait for the server (default 1800)"
+        "--ready-timeout", type=float, default=1800.0, metavar="SECONDS", help="to wait for the server (default 1800)"
     )
     warm.usage = "npu warm [--json] [--ready-timeout SECONDS] -- MODEL [arguments of vllm serve]"
     warm.set_defaults(parser=warm)

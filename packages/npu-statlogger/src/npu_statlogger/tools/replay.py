@@ -56,7 +56,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--model", help="name of the model (default: the server's first)")
     parser.add_argument("--speed", type=_positive, default=1.0, help="2: twice as fast as recorded")
     parser.add_argument("--limit", type=count, metavar="COUNT", help="send the first COUNT requests")
-    parser.add_argument("--vocabulary", type=int, default=1000, metavar="SIZE", help="tokens are below this (1000)")
+    parser.add_argument("--vocabulary", type=int, default=500, metavar="SIZE", help="tokens are below this (500)")
     parser.add_argument("--seed", type=int, default=0, help="of the random prompts (0)")
     text = "append what the client saw, as lines for `npu-stat report` and `diff`"
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help=text)
