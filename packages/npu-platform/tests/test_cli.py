@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from vllm.snapshot.manifest import SnapshotManifest, write_manifest_atomic
 
+from npu_platform import cli
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -62,6 +64,29 @@ def test_a_wrong_variable_is_a_sentence(name: str, value: str, sentence: str) ->
     assert done.stdout == ""
     assert done.stderr.startswith(sentence)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "sentence"),
+    [
+        ("warm MODEL", "npu warm [--json]", "MODEL (arguments of vllm serve stand behind --: npu warm -- MODEL)"),
+        (
+            "doctor --plan MODEL -tp 2",
+            "npu doctor",
+            "2 (arguments of vllm serve stand behind --: npu doctor --plan -- MODEL)",
+        ),
+        ("doctor --plan", "npu doctor", "it needs a model: npu doctor --plan -- MODEL"),
+        ("info more", "npu info", "unrecognized arguments: more\n"),
+    ],
+)
+def test_what_a_command_does_not_know_is_told_with_its_own_usage(
+    arguments: str, usage: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments.split())
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {usage}")
+    assert sentence in said
 
 
 @pytest.mark.nightly

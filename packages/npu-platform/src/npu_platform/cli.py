@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             own, served = _split(sys.argv[1:] if arguments is None else arguments)
-            options = _parser().parse_args(own, argparse.Namespace(served=served))
+            options, unknown = _parser().parse_known_args(own, argparse.Namespace(served=served))
+            if unknown:
+                _refuse(unknown, options)
             run: Callable[[argparse.Namespace], int] = options.run
             return run(options)
         finally:
@@ -45,6 +47,12 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return arguments[:place], arguments[place + 1 :]
 
 
+def _refuse(unknown: Sequence[str], options: argparse.Namespace) -> None:
+    """End with code 2; who forgot the ``--`` before arguments of ``vllm serve`` is told so."""
+    hint = f" (arguments of vllm serve stand behind --: {options.serves})" if options.serves else ""
+    options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="npu", description="vLLM on an NPU: show it, check it.", epilog=_EPILOG)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -58,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "show what each rank of `vllm serve` with these arguments would get: --plan -- MODEL --tensor-parallel-size 2"
     )
     doctor.add_argument("--plan", action="store_true", help=ranks)
+    doctor.set_defaults(serves="npu doctor --plan -- MODEL")
     info = _add(commands, "info", "show the devices, their memory, and which implementation runs each op", _info)
     layers = "load MODEL (folder or name; default: the demo model) and show which implementation each layer runs"
     info.add_argument("--ops", nargs="?", const="", metavar="MODEL", help=layers)
@@ -67,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ready-timeout", type=float, default=1800.0, metavar="SECONDS", help="to wait for the server (default 1800)"
     )
     warm.usage = "npu warm [--json] [--ready-timeout SECONDS] -- MODEL [arguments of vllm serve]"
-    warm.set_defaults(parser=warm)
+    warm.set_defaults(serves="npu warm -- MODEL")
     return parser
 
 
@@ -79,7 +88,7 @@ def _add(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_EPILOG)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser, serves=None)
     return parser
 
 
@@ -94,6 +103,8 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.plan and not options.served:
+        options.parser.error("it needs a model: npu doctor --plan -- MODEL [arguments of vllm serve]")
     from npu_platform.doctor import run
 
     return run(as_json=options.json, model=options.model, plan=options.served if options.plan else None)

@@ -38,9 +38,16 @@ def arguments_of_stores(commands: Any) -> None:
     command = _add(commands, "import", _import, "store the blocks of a tar file")
     command.add_argument("file", type=Path, help="file that export wrote")
     command.add_argument("--bytes", required=True, help="the most that the store may take")
-    command = _add(commands, "bench", _bench, "speed of a store on a disk, against the disk and memory")
+    command = _add(
+        commands,
+        "bench",
+        _bench,
+        "speed of a store on a disk, against the disk and memory",
+        folder="folder on that disk",
+    )
     command.add_argument("--total", default="256MiB", help="bytes a measurement")
-    command = _add(commands, "stress", _stress, "kill a writer at random moments and check what it left")
+    stress = "kill a writer at random moments and check what it left"
+    command = _add(commands, "stress", _stress, stress, folder="folder to make, and to remove afterwards")
     command.add_argument("--rounds", type=_at_least(1), default=25, help="how often (25)")
     command.add_argument("--seed", type=int, default=1)
     command = commands.add_parser("doctor", help="what tiers hold of a model, and whether they fit here")
@@ -67,9 +74,11 @@ def run_command(options: argparse.Namespace) -> int:
     return 1 if any(wrong) else 0
 
 
-def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Any, name: str, run: Any, text: str, *, folder: str = "folder of the store"
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
-    command.add_argument("path", type=Path, help="folder of the store")
+    command.add_argument("path", type=Path, help=folder)
     command.add_argument("--json", action="store_true", help="print one JSON object, no progress")
     command.set_defaults(run=run)
     return command
