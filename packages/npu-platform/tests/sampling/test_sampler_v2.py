@@ -96,7 +96,7 @@ def test_nobody_who_wants_no_penalty_is_penalised(logits: torch.Tensor) -> None:
 
 def test_choices_and_penalties_are_those_of_vllms_triton_kernels() -> None:
     pytest.importorskip("triton")
-    done = run_module("tests.support.v2_sampling", VLLM_USE_V2_MODEL_RUNNER="1")
+    done = run_module("tests.support.v2_sampling")
     assert done.stdout.splitlines()[-1:] == ["choices and penalties are equal"], done.stderr[-2000:]
 
 

@@ -25,13 +25,15 @@ print(HAS_TRITON, torch.npu.is_initialized())
 """
 
 
-def test_importing_vllm_opens_no_device() -> None:
-    """A worker that is forked afterwards chooses its devices: this is a fork of a process that imported it.
-
-    tests/e2e/test_runners.py asks where Triton is there for it.
-    """
-    done = run_program(ASKED, VLLM_USE_V2_MODEL_RUNNER="0")
-    assert done.stdout.split()[-2:] == ["False", "False"], done.stderr[-2000:]
+@pytest.mark.parametrize(
+    ("variables", "has_triton"),
+    [({}, "True"), pytest.param({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "False", marks=pytest.mark.nightly)],
+    ids=["V2", "V1"],
+)
+def test_importing_vllm_opens_no_device(variables: dict[str, str], has_triton: str) -> None:
+    """A worker that is forked afterwards chooses its devices: this is a fork of a process that imported it."""
+    done = run_program(ASKED, **variables)
+    assert done.stdout.split()[-2:] == [has_triton, "False"], done.stderr[-2000:]
 
 
 @pytest.mark.nightly

@@ -123,6 +123,7 @@ def test_without_a_compiler_what_is_in_the_cache_runs_and_one_sentence_says_what
     )
 
 
+@pytest.mark.nightly
 def test_a_variable_by_which_triton_would_keep_no_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)
     refused = _run(tmp_path, {"TRITON_STORE_BINARY_ONLY": "1"})
