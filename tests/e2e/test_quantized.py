@@ -70,6 +70,22 @@ W4A8 = {
     "format": "int-quantized",
 }
 MODELOPT = ("fp8", "nvfp4", "mxfp8")
+SCHEMES: dict[str, dict[str, Any]] = {
+    # fused layers have one scheme: three layers of four
+    r".*\.0\.self_attn\.[qkv]_proj": packed(4, "group", group_size=32),
+    r".*\.0\.self_attn\.o_proj": MXFP4,
+    r".*\.0\.mlp\.(gate|up)_proj": packed(4, "group", False, group_size=128),
+    r".*\.0\.mlp\.down_proj": packed(8, "group", group_size=64),
+    r".*\.1\.self_attn\.[qkv]_proj": eight_bits("channel", "token", True),
+    r".*\.1\.self_attn\.o_proj": eight_bits("channel", "token", False),
+    r".*\.1\.mlp\.(gate|up)_proj": eight_bits("tensor", "tensor", True),
+    r".*\.1\.mlp\.down_proj": eight_bits("channel", "tensor", False),
+    r".*\.2\.self_attn\.[qkv]_proj": floats("channel", "token"),
+    r".*\.2\.self_attn\.o_proj": floats("tensor", "tensor"),
+    r".*\.2\.mlp\.(gate|up)_proj": floats("block", "group", block_structure=[128, 128]),
+    r".*\.2\.mlp\.down_proj": floats("channel", None),
+    "lm_head": packed(4, "channel"),
+}
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: quantized.awq(folder, Rounding(group=64, symmetric=False)),
     "gptq": lambda folder: quantized.gptq(folder, Rounding(group=128), head=True),
@@ -84,25 +100,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
             r".*\.1\.mlp\.(gate|up)_proj": None,
         },
     ),
-    "compressed": lambda folder: quantized.compressed(
-        folder,
-        {
-            # fused layers have one scheme: three layers of four
-            r".*\.0\.self_attn\.[qkv]_proj": packed(4, "group", group_size=32),
-            r".*\.0\.self_attn\.o_proj": MXFP4,
-            r".*\.0\.mlp\.(gate|up)_proj": packed(4, "group", False, group_size=128),
-            r".*\.0\.mlp\.down_proj": packed(8, "group", group_size=64),
-            r".*\.1\.self_attn\.[qkv]_proj": eight_bits("channel", "token", True),
-            r".*\.1\.self_attn\.o_proj": eight_bits("channel", "token", False),
-            r".*\.1\.mlp\.(gate|up)_proj": eight_bits("tensor", "tensor", True),
-            r".*\.1\.mlp\.down_proj": eight_bits("channel", "tensor", False),
-            r".*\.2\.self_attn\.[qkv]_proj": floats("channel", "token"),
-            r".*\.2\.self_attn\.o_proj": floats("tensor", "tensor"),
-            r".*\.2\.mlp\.(gate|up)_proj": floats("block", "group", block_structure=[128, 128]),
-            r".*\.2\.mlp\.down_proj": floats("channel", None),
-            "lm_head": packed(4, "channel"),
-        },
-    ),
+    "compressed": lambda folder: quantized.compressed(folder, SCHEMES),
     "compressed-small": lambda folder: quantized.compressed(
         folder,
         {

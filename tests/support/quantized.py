@@ -45,6 +45,7 @@ __all__ = [
     "awq",
     "awq_tensors",
     "bitsandbytes",
+    "by_rank",
     "compressed",
     "decompressed",
     "exact_model",
@@ -400,8 +401,11 @@ def online_int8(folder: Path) -> Path:
     return save(folder, write, None)
 
 
-def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Return transformers' model with the dequantised weights; inputs are rounded where the checkpoint says so."""
+def exact_model(folder: Path, dtype: torch.dtype = torch.float32, ranks: int = 1) -> torch.nn.Module:
+    """Return transformers' model with the dequantised weights; inputs are rounded where the checkpoint says so.
+
+    Of layers that tensor-parallel ranks share along the inputs each rounds its own part.
+    """
     seeing = "vision_config" in json.loads((folder / "exact" / "config.json").read_text())
     kind = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
     model = kind.from_pretrained(folder / "exact", dtype=dtype, attn_implementation="eager")
@@ -417,19 +421,20 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
             scale = torch.stack(scales).max() if scales else None  # of experts the largest
             rounds = rounding_of(args, scale, stored.get(f"{name}.input_zero_point"))
             if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
-                model.set_submodule(name, RoundedExperts(module, rounds))
+                model.set_submodule(name, RoundedExperts(module, rounds, ranks))
             elif isinstance(module, torch.nn.Linear):
-                module.register_forward_pre_hook(lambda _, inputs, rounds=rounds: (rounds(inputs[0]),))
+                parts = by_rank(rounds, ranks if name.endswith(("o_proj", "down_proj")) else 1)
+                module.register_forward_pre_hook(lambda _, inputs, parts=parts: (parts(inputs[0]),))
     return model.eval()
 
 
 class RoundedExperts(torch.nn.Module):
-    """transformers' experts, which round what goes into each of their two projections."""
+    """transformers' experts, which round what goes into each of their two projections, the second's by ranks."""
 
-    def __init__(self, experts: torch.nn.Module, rounds: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, experts: torch.nn.Module, rounds: Callable[[Tensor], Tensor], ranks: int = 1) -> None:
         """Take the place of ``experts``."""
         super().__init__()
-        self.experts, self.rounds = experts, rounds
+        self.experts, self.rounds, self.rounds_down = experts, rounds, by_rank(rounds, ranks)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [tokens, hidden] of the chosen experts' outputs."""
@@ -437,9 +442,14 @@ class RoundedExperts(torch.nn.Module):
         for expert in top_k_index.unique():
             token, place = torch.where(top_k_index == expert)
             gate, up = (rounded[token] @ self.experts.gate_up_proj[expert].t()).chunk(2, -1)
-            wide = self.rounds(self.experts.act_fn(gate) * up) @ self.experts.down_proj[expert].t()
+            wide = self.rounds_down(self.experts.act_fn(gate) * up) @ self.experts.down_proj[expert].t()
             result.index_add_(0, token, (wide * top_k_weights[token, place, None]).to(result.dtype))
         return result
+
+
+def by_rank(rounds: Callable[[Tensor], Tensor], ranks: int) -> Callable[[Tensor], Tensor]:
+    """Return what rounds the part of each rank of [..., K] by itself."""
+    return lambda values: torch.cat([rounds(part) for part in values.chunk(ranks, -1)], -1)
 
 
 def rounding_of(
@@ -453,6 +463,8 @@ def rounding_of(
         scale, zero = given
         if args.dynamic:
             scale, zero = calculate_qparams(parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True), args)
+            if args.type == "int" and args.symmetric:  # by 127 in vLLM's kernels, by 127.5 there
+                scale = parts.abs().amax(-1, keepdim=True) / 127
         zero = 0 if zero is None else zero.float()
         if args.type == "float":
             rounded = (parts / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale

@@ -192,8 +192,11 @@ def unquantized(
     return _note_inputs(made, [inputs] * layers)
 
 
-def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Return transformers' model with the dequantised weights; the experts' inputs are rounded where the engine does."""
+def exact_model(folder: Path, dtype: torch.dtype = torch.float32, ranks: int = 1) -> torch.nn.Module:
+    """Return transformers' model with the dequantised weights; the experts' inputs are rounded where the engine does.
+
+    What tensor-parallel ranks share each rounds by itself.
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "exact", dtype=dtype, attn_implementation="eager"
     )
@@ -202,7 +205,7 @@ def exact_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
         if inputs is not None:
             rounds = rounding_of(QuantizationArgs(**inputs), torch.tensor(STATIC_SCALE))
             mlp = model.model.layers[layer].mlp
-            mlp.experts = RoundedExperts(mlp.experts, rounds)
+            mlp.experts = RoundedExperts(mlp.experts, rounds, ranks)
     return model.eval()
 
 

@@ -228,7 +228,7 @@ with set_current_vllm_config(config):
     ours = "NpuWeightOnlyLinearKernel"
     assert {kernel(types.uint4b8), kernel(types.uint8b128, group=-1), kernel(types.uint4, True, 32)} == {ours}
     assert kernel(types.int4, False, 80, 80) == ours  # W4A8 by channel
-    for given, said in [((types.uint2b2,), "4 and 8 bits"), ((types.uint4b8, False, 48), "groups of 48"), ((types.uint4b8, False, 128, 192), "192 inputs"), ((types.uint4b8, False, 128, 96), "96 inputs")]:
+    for given, said in [((types.uint2b2,), "4 and 8 bits"), ((types.uint4b8, False, 48), "groups of 48"), ((types.uint4b8, False, 128, 192), "192 inputs"), ((types.uint4b8, False, 128, 96), "96 inputs"), ((types.uint4b8, False, -1, 84), "84 inputs are no multiple of 8")]:
         try: kernel(*given)
         except ValueError as error: assert said in str(error), error
         else: raise AssertionError(given)
@@ -240,6 +240,8 @@ with set_current_vllm_config(config):
         assert type(fp8).__name__ == "NpuFp8LinearKernel"
     for name, ours in [("auto_gptq", "NpuGPTQConfig"), ("auto_awq", "NpuAWQConfig")]:
         assert get_quantization_config(name).__name__ == ours
+    for name in ("auto_gptq", "auto_awq", "fp8", "inc", "quark", "mxfp4", "gpt_oss_mxfp4", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"):
+        assert torch.float32 in get_quantization_config(name).get_supported_act_dtypes(), name
     gptq = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True}
     assert get_quantization_config("auto_gptq").from_config(gptq).desc_act
     try: get_quantization_config("auto_gptq").from_config({**gptq, "dynamic": {"+:.*down.*": {"desc_act": False}}})
@@ -269,6 +271,40 @@ with set_current_vllm_config(config):
 print("chosen")
 """
     assert registered(code)[-1] == "chosen"
+
+
+def test_scales_of_fp8_blocks_across_the_parts_of_a_layer_are_refused(registered):
+    """vLLM would load them, where the parts' last blocks are more than half, and multiply rows by their neighbours'."""
+    code = """
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from types import SimpleNamespace
+import tempfile
+said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+with set_current_vllm_config(config), tempfile.TemporaryDirectory() as place:
+    init_distributed_environment(1, 0, f"file://{place}/store", 0, "gloo")
+    initialize_model_parallel()
+    config.model_config = SimpleNamespace(dtype=torch.bfloat16, is_moe=False)
+    fp8 = get_quantization_config("fp8").from_config(said)
+    def layer(*parts):
+        return MergedColumnParallelLinear(256, list(parts), bias=False, quant_config=fp8, prefix="gate_up_proj", disable_tp=True)
+    def load(layer, *part, rows=2):
+        scales = layer.weight_scale_inv
+        scales.weight_loader(scales, torch.full((rows, 4), 3.0), *part)
+        return scales.data
+    assert (load(layer(128, 112), 1)[2:] == 3).all()  # a last block may be cut
+    assert (load(layer(112, 112), rows=4) == 3).all()  # of a matrix that is one in the checkpoint
+    for part in (0, 1):
+        try: load(layer(112, 112), part)
+        except NotImplementedError as error: assert "gate_up_proj has parts of 112, 112 rows" in str(error), error
+        else: raise AssertionError(part)
+    cut = layer(112, 112)
+    cut.weight.weight_loader(cut.weight, torch.ones(112, 256).to(torch.float8_e4m3fn), 1)
+    assert (cut.weight.data[112:].float() == 1).all()
+print("refused")
+"""
+    assert registered(code)[-1] == "refused"
 
 
 def test_fp8_weights_become_panels_where_nothing_else_reads_them(registered):

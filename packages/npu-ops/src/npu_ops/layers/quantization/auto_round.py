@@ -17,6 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.awq import NpuAWQConfig, NpuAWQExperts, NpuAWQLinearMethod
 from npu_ops.layers.quantization.gptq import NpuGPTQConfig, NpuGPTQExperts, NpuGPTQLinearMethod
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @register_quantization_config("inc")
-class NpuAutoRoundConfig(INCConfig):
+class NpuAutoRoundConfig(EveryDtype, INCConfig):
     """INCConfig, whose layers of integers take the registered kernels."""
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:

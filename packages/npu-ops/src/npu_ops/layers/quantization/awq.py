@@ -19,28 +19,53 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.weight_only import register_one_group
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
+_EIGHTS = -0x77777778  # an int32 of eight of them
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ puts the values of eight neighbours
 
 
 class NpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
     """vLLM's method that takes the best registered kernel, without its question whether Marlin runs."""
 
-    def __init__(self, quant_config: AutoAWQConfig) -> None:
+    def __init__(self, quant_config: NpuAWQConfig) -> None:
         """Take the weights' type from the configuration."""
         LinearMethodBase.__init__(self)
         self.quant_config = quant_config
         self.quant_type = quant_config.quant_type
         self.input_dtype = None
 
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """As the base method, which has no group for a rank that has a part of one of all inputs (group_size -1).
+
+        Zero points that a symmetric checkpoint leaves out are the middle.
+        """
+        sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
+        super().create_weights(layer, *sizes, params_dtype, **extra_weight_attrs)
+        config, load = self.quant_config, extra_weight_attrs["weight_loader"]
+        if config.group_size == -1:
+            register_one_group(layer, sum(output_partition_sizes), config.pack_factor, params_dtype, load)
+        if config.symmetric:
+            layer.qzeros.data.fill_(_EIGHTS)
+
 
 class NpuAWQExperts(QuantizedExperts, AutoAWQMoEMethod):
     """AutoAWQMoEMethod on `npu_ops::weight_only_experts`."""
 
-    def __init__(self, quant_config: AutoAWQConfig, moe: FusedMoEConfig) -> None:
+    def __init__(self, quant_config: NpuAWQConfig, moe: FusedMoEConfig) -> None:
         """Raise UnsupportedLayerError for what has no kernel."""
         self.begin(moe)
         self.quant_config, self.input_dtype = quant_config, None
@@ -48,13 +73,19 @@ class NpuAWQExperts(QuantizedExperts, AutoAWQMoEMethod):
             msg = "AWQ experts are loaded with 4 bits and groups: quantise them so."
             raise UnsupportedLayerError(msg)
 
+    def create_weights(self, layer: Any, num_experts: int, *sizes: Any, **more: Any) -> None:
+        """As the base method; zero points that a symmetric checkpoint leaves out are the middle."""
+        super().create_weights(layer, num_experts, *sizes, **more)
+        if self.quant_config.symmetric:
+            layer.w13_qzeros.data.fill_(_EIGHTS)
+            layer.w2_qzeros.data.fill_(_EIGHTS)
+
     def process_weights_after_loading(self, layer: Any) -> None:
         """Repack: qweight int32 [E, K, N / 8] and zero points [E, groups, N / 8] in AWQ's order."""
 
         def integers(name: str, expert: int) -> Integers:
             q, s, z = (getattr(layer, f"{name}_{part}").data[expert] for part in ("qweight", "scales", "qzeros"))
-            zeros = _values(z).t().to(torch.int8) if self.quant_config.zero_point else None
-            return Integers(_values(q).t(), s.t(), zeros)
+            return Integers(_values(q).t(), s.t(), _values(z).t().to(torch.int8))
 
         group = self.quant_config.group_size
         self.pack_integers(layer, 4, group, lambda e: integers("w13", e), lambda e: integers("w2", e))
@@ -68,8 +99,13 @@ def _values(packed: Tensor) -> Tensor:
 
 
 @register_quantization_config("auto_awq")
-class NpuAWQConfig(AutoAWQConfig):
+class NpuAWQConfig(EveryDtype, AutoAWQConfig):
     """AutoAWQConfig, whose linear layers take the registered kernel, and whose experts those of npu-ops."""
+
+    def __init__(self, weight_bits: int, group_size: int, zero_point: bool, *others: Any, **more: Any) -> None:
+        """As AutoAWQConfig; a symmetric checkpoint (zero_point false) may have zero points all the same."""
+        super().__init__(weight_bits, group_size, True, *others, **more)
+        self.symmetric = not zero_point
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a linear layer, quantised head or mixture of experts."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.experts_int8 import ExpertsInt8Config
-from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8MoEMethod
 from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
 from vllm.model_executor.layers.quantization.online.fp8 import (
     Fp8PerBlockOnlineMoEMethod,
@@ -22,6 +22,8 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from npu_ops import compat
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
+from npu_ops.layers.quantization.fp8_parts import NpuFp8LinearMethod
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
@@ -51,13 +53,17 @@ class NpuFp8MoEMethod(QuantizedExperts, Fp8MoEMethod):
 
 
 @register_quantization_config("fp8")
-class NpuFp8Config(Fp8Config):
-    """Fp8Config, whose experts take npu-ops' kernels; linear layers choose among registered kernels anyway."""
+class NpuFp8Config(EveryDtype, Fp8Config):
+    """Fp8Config, whose experts take npu-ops' kernels; linear layers choose among registered kernels anyway.
+
+    Scales of blocks that lie across the parts of a layer are refused.
+    """
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         """Return the method of a layer."""
         if not isinstance(layer, RoutedExperts) or self.store_dtype == "mxfp4" or self._skips(prefix):
-            return super().get_quant_method(layer, prefix)
+            method = super().get_quant_method(layer, prefix)
+            return NpuFp8LinearMethod(self) if type(method) is Fp8LinearMethod else method
         return NpuFp8MoEMethod(self, layer)
 
     def _skips(self, prefix: str) -> bool:

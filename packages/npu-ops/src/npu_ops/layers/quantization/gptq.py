@@ -21,9 +21,7 @@ from vllm.model_executor.layers.quantization.utils.gptq_utils import (
     get_linear_quant_method,
 )
 from vllm.model_executor.parameter import (
-    ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
-    PackedColumnParameter,
     PackedvLLMParameter,
     RowvLLMParameter,
 )
@@ -31,7 +29,8 @@ from vllm.scalar_type import scalar_types
 
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
-from npu_ops.layers.quantization.weight_only import values_of
+from npu_ops.layers.quantization.weight_only import register_one_group, values_of
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,19 +79,18 @@ class NpuGPTQLinearMethod(LinearMethodBase):
             zero_points=not config.is_sym,
         )
         kernel = choose_mp_linear_kernel(kernel_config)
-        groups = 1 if whole else inputs // config.group_size
         loader = {"weight_loader": extra_weight_attrs["weight_loader"]}
         packed = {"packed_factor": pack, **loader}
         weight = torch.empty(inputs // pack, outputs, dtype=torch.int32)
-        scales = torch.empty(groups, outputs, dtype=params_dtype)
-        zeros = torch.empty(groups, outputs // pack, dtype=torch.int32)
         layer.register_parameter(
             "qweight", PackedvLLMParameter(data=weight, input_dim=0, output_dim=1, packed_dim=0, **packed)
         )
-        if whole:  # one group: every rank has all of it
-            layer.register_parameter("scales", ChannelQuantScaleParameter(data=scales, output_dim=1, **loader))
-            layer.register_parameter("qzeros", PackedColumnParameter(data=zeros, output_dim=1, packed_dim=1, **packed))
+        if whole:
+            register_one_group(layer, outputs, pack, params_dtype, loader["weight_loader"])
         else:
+            groups = inputs // config.group_size
+            scales = torch.empty(groups, outputs, dtype=params_dtype)
+            zeros = torch.empty(groups, outputs // pack, dtype=torch.int32)
             layer.register_parameter(
                 "scales", GroupQuantScaleParameter(data=scales, input_dim=0, output_dim=1, **loader)
             )
@@ -189,7 +187,7 @@ def _not_loaded(**_: Any) -> bool:
 
 
 @register_quantization_config("auto_gptq")
-class NpuGPTQConfig(AutoGPTQConfig):
+class NpuGPTQConfig(EveryDtype, AutoGPTQConfig):
     """AutoGPTQConfig, whose linear layers take the registered kernel."""
 
     TYPE_MAP = AutoGPTQConfig.TYPE_MAP | {(4, False): scalar_types.uint4, (8, False): scalar_types.uint8}

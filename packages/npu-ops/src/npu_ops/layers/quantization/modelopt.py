@@ -26,6 +26,7 @@ from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import QuantizedExperts
 from npu_ops.layers.quantization.mxfp8 import BLOCK, NAN, Mxfp8Experts
 from npu_ops.layers.quantization.nvfp4 import nvfp4_experts
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,21 +93,21 @@ class NpuModelOptMxfp8Experts(Mxfp8Experts, ModelOptMxFp8FusedMoE):
 
 
 @register_quantization_config("modelopt")
-class NpuModelOptFp8Config(ModelOptFp8Config):
+class NpuModelOptFp8Config(EveryDtype, ModelOptFp8Config):
     """ModelOptFp8Config, whose experts take npu-ops' kernels."""
 
     FusedMoEMethodCls = NpuModelOptFp8Experts
 
 
 @register_quantization_config("modelopt_fp4")
-class NpuModelOptNvfp4Config(ModelOptNvFp4Config):
+class NpuModelOptNvfp4Config(EveryDtype, ModelOptNvFp4Config):
     """ModelOptNvFp4Config, whose experts take npu-ops' kernels."""
 
     FusedMoEMethodCls = NpuModelOptNvfp4Experts
 
 
 @register_quantization_config("modelopt_mxfp8")
-class NpuModelOptMxfp8Config(ModelOptMxFp8Config):
+class NpuModelOptMxfp8Config(EveryDtype, ModelOptMxFp8Config):
     """ModelOptMxFp8Config, whose experts take npu-ops' kernels."""
 
     FusedMoEMethodCls = NpuModelOptMxfp8Experts
@@ -117,7 +118,7 @@ class NpuModelOptMxfp8Config(ModelOptMxFp8Config):
 
 
 @register_quantization_config("modelopt_mixed")
-class NpuModelOptMixedConfig(ModelOptMixedPrecisionConfig):
+class NpuModelOptMixedConfig(EveryDtype, ModelOptMixedPrecisionConfig):
     """ModelOptMixedPrecisionConfig, an algorithm for each layer, whose experts take npu-ops' kernels."""
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:

@@ -22,7 +22,7 @@ from vllm.platforms import PlatformEnum
 from npu_ops import panels
 from npu_ops.layers.quantization.experts import Integers, QuantizedExperts
 from npu_ops.layers.quantization.weight_only import SmallFloatsLinear
-from npu_ops.layers.quantization.without_settings import ConfigWithoutSettings
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
@@ -131,7 +131,7 @@ class NpuMxfp4MoEMethod(_Experts, Mxfp4MoEMethod):
 
 
 @register_quantization_config("mxfp4")
-class NpuMxfp4Config(Mxfp4Config):
+class NpuMxfp4Config(EveryDtype, Mxfp4Config):
     """Mxfp4Config, whose experts take npu-ops' kernels."""
 
     def _make_moe_method(self, moe: FusedMoEConfig) -> NpuMxfp4MoEMethod:
@@ -139,13 +139,8 @@ class NpuMxfp4Config(Mxfp4Config):
 
 
 @register_quantization_config("gpt_oss_mxfp4")
-class NpuGptOssMxfp4Config(GptOssMxfp4Config):
+class NpuGptOssMxfp4Config(EveryDtype, GptOssMxfp4Config):
     """GptOssMxfp4Config, whose experts take npu-ops' kernels."""
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Every dtype that the kernels take."""
-        return ConfigWithoutSettings.get_supported_act_dtypes()
 
     def _make_moe_method(self, moe: FusedMoEConfig) -> NpuGptOssExperts:
         return NpuGptOssExperts(moe)

@@ -25,6 +25,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 from npu_ops.errors import UnsupportedLayerError
 from npu_ops.layers.quantization.experts import QuantizedExperts
 from npu_ops.layers.quantization.mxfp4 import e2m1_experts
+from npu_ops.layers.quantization.without_settings import EveryDtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,7 +103,7 @@ EXPERTS: dict[Any, Any] = {
 
 
 @register_quantization_config("quark")
-class NpuQuarkConfig(QuarkConfig):
+class NpuQuarkConfig(EveryDtype, QuarkConfig):
     """QuarkConfig, whose experts take npu-ops' kernels."""
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:

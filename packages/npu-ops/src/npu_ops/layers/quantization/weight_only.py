@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.kernels.linear import MPLinearKernel, MPLinearLayerConfig, register_linear_kernel
+from vllm.model_executor.parameter import ChannelQuantScaleParameter, PackedColumnParameter
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
 from vllm.scalar_type import scalar_types
 
 from npu_ops import panels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ops = torch.ops.npu_ops
 
@@ -51,6 +55,8 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         if c.weight_type not in (_WITH_ZEROS if c.zero_points else (*_SYMMETRIC, _UNPACKED)):
             kind = "with" if c.zero_points else "without"
             return False, f"weights of type {c.weight_type} {kind} zero points: there are kernels for 4 and 8 bits"
+        if c.weight_type != _UNPACKED and inputs % (pack := 32 // c.weight_type.size_bits):
+            return False, f"{inputs} inputs are no multiple of {pack}, the values of an int32"
         if c.act_type not in (torch.bfloat16, torch.float16, torch.float32):
             return False, f"activations of {c.act_type}: weight-only kernels take bfloat16, float16 and float32"
         if not whole and (group < 4 or (128 % group and group % 128)):
@@ -105,6 +111,16 @@ class NpuWeightOnlyLinearKernel(MPLinearKernel):
         group = inputs if self.config.group_size == -1 else self.config.group_size
         order, bias = getattr(layer, "g_idx", None), None if bias is None else bias.data
         return ops.weight_only_linear(x, w_q, w_s, w_z, order, bias, outputs, group)
+
+
+def register_one_group(
+    layer: nn.Module, outputs: int, pack: int, dtype: torch.dtype, load: Callable[..., None]
+) -> None:
+    """Register scales [1, N] and qzeros int32 [1, N / pack] of a group of all inputs, which every rank has whole."""
+    scales, zeros = torch.empty(1, outputs, dtype=dtype), torch.empty(1, outputs // pack, dtype=torch.int32)
+    loader = {"output_dim": 1, "weight_loader": load}
+    layer.register_parameter("scales", ChannelQuantScaleParameter(data=scales, **loader))
+    layer.register_parameter("qzeros", PackedColumnParameter(data=zeros, packed_dim=1, packed_factor=pack, **loader))
 
 
 def values_of(packed: Tensor, bits: int) -> Tensor:
