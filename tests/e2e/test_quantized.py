@@ -7,12 +7,14 @@ format family differ from layer to layer, so that one engine runs several scheme
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import safetensors.torch
 import torch
 
-from tests.support import judges, modelopt, quantized, quark, truth
+from tests.support import judges, modelopt, models, quantized, quark, truth
 from tests.support.adapters import adapter, merged
 from tests.support.engine_run import EngineRun, run_engine, run_scenarios
 from tests.support.quantized import Rounding
@@ -202,7 +204,6 @@ RUNS = {
     },
     "int8-online": {"npu_ops::weight_only_linear (int8 by channel)"},
 }
-IN_BFLOAT16 = {"modelopt-mxfp8": "vLLM takes ModelOpt's MXFP8 in bfloat16 alone"}
 DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)]
 
 
@@ -218,22 +219,18 @@ def runs(
 ) -> tuple[torch.dtype, dict[str, EngineRun]]:
     """A prompt alone and several together."""
     rounds = [{"prompts": prompts, "sampling": SAMPLING} for prompts in (PROMPTS[:1], PROMPTS)]
-    in_dtype = [name for name in checkpoints if request.param == "bfloat16" or name not in IN_BFLOAT16]
     scenarios = [
         {"engine": ENGINE | MORE.get(name, {}) | {"model": str(folder), "dtype": request.param}, "rounds": rounds}
         for name, folder in checkpoints.items()
-        if name in in_dtype
     ]
     done = run_scenarios(tmp_path_factory.mktemp("runs"), scenarios)
-    return getattr(torch, request.param), dict(zip(in_dtype, done, strict=True))
+    return getattr(torch, request.param), dict(zip(checkpoints, done, strict=True))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint(name: str, checkpoints: dict[str, Path], runs: tuple[torch.dtype, dict[str, EngineRun]]) -> None:
     """As near to the exact weights in float32 as transformers is in the engine's dtype."""
-    dtype, run = runs[0], runs[1].get(name)
-    if run is None:
-        pytest.skip(IN_BFLOAT16[name])
+    dtype, run = runs[0], runs[1][name]
     assert run.platform == "npu"
     assert run.graphs_captured
     assert run.tokens(0) == run.tokens(1)[:1]
@@ -278,6 +275,33 @@ def test_a_layer_that_is_left_out_of_what_is_made_online(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
+def test_rotated_inputs(tmp_path: Path) -> None:
+    """compressed-tensors' `transform_config`: the weights were rotated before they were rounded, the inputs are here."""
+    model = models.tiny_llama(tmp_path / "whole", num_hidden_layers=2, intermediate_size=512)
+    rotation = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5] * 9)
+    rotate(model, rotation)
+    folder = quantized.compressed(tmp_path / "rotated", {r".*_proj$": packed(4, "group", group_size=32)}, model)
+    rotate(folder / "exact", rotation)
+    config = json.loads((folder / "config.json").read_text())
+    places = [{"targets": ["re:.*down_proj$"], "location": "input"}]
+    places += [{"targets": ["re:.*down_proj$"], "location": "weight_input", "inverse": True}]
+    config["quantization_config"]["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": places}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    rounds = [{"prompts": models.prompt_token_ids([90, 1, 7, 17]), "sampling": SAMPLING}]
+    run = run_engine(tmp_path, folder, rounds, **ENGINE | {"dtype": "float32"})
+    exact = judges.of_model(quantized.exact_model(folder))
+    errors = truth.of_logprobs(exact, exact, judges.requests(rounds[0]), run.rounds[0])
+    assert errors.ours.abs().max() < 1e-4
+
+
+def rotate(folder: Path, rotation: torch.Tensor) -> None:
+    """Rotate what goes into the second projections of MLPs, in the weights of a model."""
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights |= {name: (w @ rotation).contiguous() for name, w in weights.items() if name.endswith("down_proj.weight")}
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+
+
 def test_an_adapter_on_weights_of_4_bits_beside_activations_of_8(tmp_path: Path) -> None:
     folder = quantized.compressed(tmp_path / "model", {r".*_proj": W4A8})
     one = adapter(tmp_path / "one", quantized.exact_model(folder), ["q_proj", "o_proj", "down_proj"], 4, seed=1)

@@ -144,7 +144,6 @@ BY_NIGHT = (
 NAMES = [pytest.param(name, marks=pytest.mark.nightly if name in BY_NIGHT else ()) for name in CASES]
 IN_BFLOAT16 = {
     "int8-online": "the engine rounds the weights in its own dtype, and what it holds as a bfloat16 is the truth here",
-    "modelopt-mxfp8": "vLLM takes ModelOpt's MXFP8 in bfloat16 alone",
 }
 # In float16 one step of gpt-oss has its second and third expert 0.0008 apart, where transformers' own logits are off by 0.01.
 IN_DOUBT = (("gpt-oss", torch.float16),)
