@@ -41,13 +41,11 @@ def test_wrong_options_are_refused_when_vllm_asks_about_graphs() -> None:
     assert not NPUOffloadConnector.requires_piecewise_for_cudagraph({"cpu_bytes_to_use": "1GiB"})
 
 
-def vllm_config(role: str = "kv_both") -> VllmConfig:
+def vllm_config(role: str = "kv_both", **options: object) -> VllmConfig:
     """Return a configuration with a device, so that it needs no platform."""
     register()
-    return VllmConfig(
-        device_config=DeviceConfig("cpu"),
-        kv_transfer_config=KVTransferConfig(kv_connector="NPUOffloadConnector", kv_role=role),
-    )
+    connector = {"kv_connector": "NPUOffloadConnector", "kv_connector_extra_config": options}
+    return VllmConfig(device_config=DeviceConfig("cpu"), kv_transfer_config=KVTransferConfig(kv_role=role, **connector))
 
 
 def test_a_one_sided_role_is_refused() -> None:
@@ -143,14 +141,7 @@ class ExecutorOfAnotherName(MultiprocExecutor):
 )
 def test_ranks_share_memory_whatever_the_name_of_their_executor(executor: str, name: str) -> None:
     """What vLLM's frame asks for."""
-    config = VllmConfig(
-        device_config=DeviceConfig("cpu"),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="NPUOffloadConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 20},
-        ),
-    )
+    config = vllm_config(cpu_bytes_to_use=1 << 20)
     config.parallel_config.distributed_executor_backend = executor
     assert _with_spec(config).parallel_config.distributed_executor_backend == name
     assert config.parallel_config.distributed_executor_backend == executor

@@ -31,7 +31,7 @@ def test_sizes_may_have_units() -> None:
         ({**S3, "ttl": "5"}, "ttl"),
         ({**S3, "deadline": float("nan")}, "deadline must be a number"),
         ({**S3, "lookup_deadline": float("inf")}, "lookup_deadline must be a number"),
-        ({**S3, "pack_bytes": "8 Mibi"}, "pack_bytes must be bytes"),
+        ({**S3, "pack_bytes": "8 Mibi"}, "pack_bytes must be a number of bytes or a size"),
         ({**S3, "insecure": "false"}, "insecure must be true or false"),
         ({**S3, "hedge": "false"}, "hedge must be true or false"),
         ({**S3, "enable_kv_events": 1}, "enable_kv_events must be true or false"),
