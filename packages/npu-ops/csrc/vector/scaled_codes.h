@@ -35,12 +35,26 @@ NPU_INLINE __m512i e2m1_columns(const uint8_t* unit, int pair, int j) {
   return (__m512i)((Words32)both >> load_raw<Words32>(kNibbleShifts.of[j]));
 }
 
-// What 16 columns' scales take off the exponents of their pairs, where codes are `lifted`. Scales are kept from `lowest` on, and where no number would leave bf16.
-NPU_INLINE __m512i taken_off(const uint8_t* scales, uint32_t lowest, uint32_t lifted) {
-  const U of = (U)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))) & 0xffu;
-  const U least = of < lowest ? U{} + lowest : of, kept = least > lifted ? U{} + lifted : least;
-  const U off = (lifted - kept) << 7;
-  return (__m512i)(off | off << 16);
+// Where the bytes of 16 columns from 16 * j on go: into the upper bytes of a column's two words, above bytes that are zero.
+struct UpperBytes {
+  uint8_t of[kSums][64];
+};
+constexpr UpperBytes upper_bytes() {
+  UpperBytes t{};
+  for (int j = 0; j < kSums; ++j)
+    for (int i = 0; i < 64; ++i) t.of[j][i] = static_cast<uint8_t>(i % 2 ? 16 * j + i / 4 : 32);
+  return t;
+}
+alignas(64) constexpr UpperBytes kUpperBytes = upper_bytes();
+
+// What a panel's scales take off the exponents of their pairs, where codes are `lifted`. Scales are kept from `lowest` on, and where no number would leave bf16.
+NPU_INLINE void taken_off(__m512i (&off)[kSums], const uint8_t* scales, uint8_t lowest, uint8_t lifted) {
+  typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+  const Bytes32 of = load_raw<Bytes32>(scales), low = Bytes32{} + lowest, high = Bytes32{} + lifted;
+  const Bytes32 least = of < low ? low : of, kept = least > high ? high : least;
+  const __m512i bytes = _mm512_zextsi256_si512((__m256i)(high - kept));
+#pragma GCC unroll 2
+  for (int j = 0; j < kSums; ++j) off[j] = (__m512i)((Words32)_mm512_permutex2var_epi8(bytes, load_raw<__m512i>(kUpperBytes.of[j]), bytes) >> 1);
 }
 
 // Scales of a panel's group of kUnits units, as what the bf16 of codes need of them: of 16 columns a register, in both halves of a column's lane.
@@ -49,7 +63,11 @@ struct Mxfp4Scales {
   static constexpr int64_t kUnits = 8;
   __m512i off[kSums];
 
-  NPU_INLINE static Mxfp4Scales of(const uint8_t* scales) { return {{taken_off(scales, 2, kLifted), taken_off(scales + W, 2, kLifted)}}; }
+  NPU_INLINE static Mxfp4Scales of(const uint8_t* scales) {
+    Mxfp4Scales group;
+    taken_off(group.off, scales, 2, kLifted);
+    return group;
+  }
   // The pair-th pair of k of a unit's columns from 16 * j on, times the scales.
   NPU_INLINE __m512bh columns(const uint8_t* unit, int pair, int j) const {
     return (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(e2m1_columns(unit, pair, j), load_raw<__m512i>(kLiftedCodes.of)), off[j]);
@@ -73,7 +91,11 @@ struct Mxfp8Scales {
   static constexpr int64_t kUnits = 8;
   __m512i off[kSums];
 
-  NPU_INLINE static Mxfp8Scales of(const uint8_t* scales) { return {{taken_off(scales, 10, kLiftedE4m3), taken_off(scales + W, 10, kLiftedE4m3)}}; }
+  NPU_INLINE static Mxfp8Scales of(const uint8_t* scales) {
+    Mxfp8Scales group;
+    taken_off(group.off, scales, 10, kLiftedE4m3);
+    return group;
+  }
   NPU_INLINE __m512bh columns(const uint8_t* unit, int pair, int j) const {
     __m512bh both[2];  // for either pair the compiler looks them up but once
     e4m3_columns(both, unit, j, kLiftedE4m3Values);
