@@ -122,7 +122,7 @@ vLLM's own would stay, with all its memory.
 
 SIGTERM and Ctrl-C end a server that serves: at once, its clients get what was computed so far; with `--shutdown-timeout 20`
 its requests have so many seconds to end, and new ones are answered with status 500. What follows is vLLM's own (0.32 and
-0.33) and the same on its CPU build.
+0.33, by its source) and the same on its CPU build; it was tried with signals to processes, not under systemd or Kubernetes themselves.
 
 - With several API servers, of which there are as many as replicas, requests are cut off in spite of `--shutdown-timeout`: give
   `--api-server-count 1` as well.

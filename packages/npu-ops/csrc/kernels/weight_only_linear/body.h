@@ -3,7 +3,7 @@
 // x becomes 16-bit integers with a scale of its own for each block of k (float32: two, one for what the first leaves), so that the
 // products are sums of exact integers, twice as many an instruction as in float; a block's sums are scaled and added in float.
 // Rows of bf16 meet weights as bf16 where the processor multiplies those by vectors (code_vectors.inc). Weights of e4m3 (MXFP8) do so on tiles as well, and are
-// floats elsewhere (e4m3_floats.h), as rows of x then are.
+// floats elsewhere (e4m3_floats.inc), as rows of x then are.
 // Sums do not depend on the number of rows: a row's result is the same whatever shares the batch. But for bf16 of many rows where that is multiplied
 // fastest (scaled_strips.inc), outside batch-invariant mode.
 #pragma once
