@@ -41,11 +41,12 @@ NPU_INLINE void panel_rows(float* c, int64_t ldc, const float* a, int64_t lda, c
   }
 }
 
+// Up to M rows.
 template <int M>
-NPU_INLINE void panel_tail(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t k, bool add) {
+NPU_INLINE void some_panel_rows(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t k, bool add) {
   if constexpr (M > 0) {
     if (m == M) return panel_rows<M>(c, ldc, a, lda, b, k, add);
-    panel_tail<M - 1>(m, c, ldc, a, lda, b, k, add);
+    some_panel_rows<M - 1>(m, c, ldc, a, lda, b, k, add);
   }
 }
 
@@ -53,16 +54,16 @@ struct Nothing {
   NPU_INLINE void operator()() const {}
 };
 
-// `between` is called after each kRows rows.
+// `between` is called after each group of rows; the groups are of about equal size, for a small one is as slow as a large one.
 template <class Between = Nothing>
 inline void panel_product(int64_t m, float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t k, bool add,
                           const Between& between = {}) {
-  int64_t i = 0;
-  for (; i + kRows <= m; i += kRows) {
-    panel_rows<kRows>(c + i * ldc, ldc, a + i * lda, lda, b, k, add);
+  const int64_t groups = ceil_div(m, kRows);
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t i = g * m / groups;
+    some_panel_rows<kRows>((g + 1) * m / groups - i, c + i * ldc, ldc, a + i * lda, lda, b, k, add);
     between();
   }
-  panel_tail<kRows - 1>(m - i, c + i * ldc, ldc, a + i * lda, lda, b, k, add);
 }
 
 // Packs up to 2W rows of k elements into a panel [k][2W]; rows past n read as zero. `row(i)` gives a row's address.

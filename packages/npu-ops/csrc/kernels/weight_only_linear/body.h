@@ -5,7 +5,7 @@
 // Rows of bf16 meet weights as bf16 where the processor multiplies those by vectors (code_vectors.inc). Weights of e4m3 (MXFP8) do so on tiles as well, and are
 // floats elsewhere (e4m3_floats.inc), as rows of x then are.
 // Sums do not depend on the number of rows: a row's result is the same whatever shares the batch. But for bf16 of many rows where that is multiplied
-// fastest (scaled_strips.inc), outside batch-invariant mode.
+// fastest (scaled_strips.inc), and of NVFP4 on AVX2 (nvfp4_floats.inc), outside batch-invariant mode.
 #pragma once
 
 #include "dispatch/batch_invariance.h"
@@ -303,6 +303,9 @@ inline void all_panels(const WeightOnlyLinearParams& p, const Digits& d, int64_t
 }  // namespace npu_ops::NPU_TIER
 
 #include "kernels/weight_only_linear/e4m3_floats.inc"
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+#include "kernels/weight_only_linear/nvfp4_floats.inc"
+#endif
 #if defined(NPU_AMX)
 #include "kernels/weight_only_linear/scaled_tiles.inc"
 #include "kernels/weight_only_linear/tiles.inc"
@@ -383,6 +386,10 @@ inline void weight_only(const WeightOnlyLinearParams& p, const Parallel& paralle
 #if !defined(NPU_AMX)
   if constexpr (__is_same(T, bf16)) return weights_as_bf16<Source>(p, parallel);
 #endif
+#endif
+#if defined(__AVX2__) && !defined(NPU_AVX512)
+  if constexpr (__is_same(Source, Codes))
+    if (floats_take(p)) return nvfp4_floats_by_rows<T>(p, parallel);
 #endif
   if constexpr (__is_same(Source, E4m3Codes)) return e4m3_floats_by_rows<T>(p, parallel);
   else integers<T, Source>(p, parallel);
