@@ -85,6 +85,16 @@ def test_two_adapters_and_none_in_one_batch(plugins: str, settings: dict[str, An
     [
         pytest.param({}, id="each-its-own"),
         pytest.param({"enable_moe_shared_loras": True}, id="shared", marks=pytest.mark.nightly),
+        pytest.param({"tensor_parallel_size": 2}, id="ranks", marks=pytest.mark.nightly),
+        pytest.param(
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="expert-parallel", marks=pytest.mark.nightly
+        ),
+        pytest.param({"tensor_parallel_size": 2, "fully_sharded_loras": True}, id="shared-out-among-ranks"),
+        pytest.param(
+            {"tensor_parallel_size": 2, "fully_sharded_loras": True, "enable_moe_shared_loras": True},
+            id="shared-and-shared-out",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             {"enable_mixed_moe_lora_format": True, "enforce_eager": True}, id="eager", marks=pytest.mark.nightly
         ),
@@ -98,8 +108,11 @@ def test_adapters_of_experts(settings: dict[str, Any], tmp_path: Path) -> None:
     adapters.append(adapter(tmp_path / "attention", model, ATTENTION, 4, seed=3))
     whose = [*map(str, adapters), None] * 2 + [str(adapters[0])]
     rounds = [{"prompts": prompts, "sampling": GREEDY, "lora": whose}, {"prompts": prompts, "sampling": GREEDY}]
-    run = run_engine(tmp_path, folder, rounds, **ENGINE | {"max_loras": 3} | settings)
-    assert (run.graphs_captured > 0) == ("enforce_eager" not in settings)
+    ranks = settings.get("tensor_parallel_size", 1)
+    environ = {"NPU_SIMULATOR_DEVICES": str(ranks), "NPU_SIMULATOR_MEMORY": "2GiB"}
+    run = run_engine(tmp_path, folder, rounds, environ, **ENGINE | {"max_loras": 3} | settings)
+    if ranks == 1:
+        assert (run.graphs_captured > 0) == ("enforce_eager" not in settings)
     judges = {None: model} | {str(path): merged(model, path) for path in adapters}
     for number, one in enumerate(rounds):
         for prompt, output, name in zip(prompts, run.tokens(number), one.get("lora", [None] * 9), strict=True):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import transformers
 
 from tests.support import judges, molmo2, multimodal, paligemma
+from tests.support.adapters import adapter, merged
 from tests.support.engine_run import EngineRun, run_scenarios
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ SEEING = {
     "qwen3": multimodal.tiny_qwen3_vl,
     "gemma3": multimodal.tiny_gemma3_seeing,
 }
+NIGHTLY_TOWERS = (("qwen3", 2), ("qwen2.5", 1))
 NORMALISED_BY_THE_HOST = ("qwen3",)  # the others that could be by the device are
 RECORDED = [[257, 258], [257, 258, 259], [257, 258, 259, 264], [257]]
 HEARD = {"prompts": RECORDED, "sampling": GREEDY, "heard": [0, 1, 2, 3]}
@@ -91,6 +95,36 @@ def test_ranks_that_encode_an_image_each(name: str, tmp_path: Path) -> None:
     for number, asked in enumerate(rounds):
         for request, output in zip(judges.requests(asked), run.tokens(number), strict=True):
             assert judges.of_images(folder)(request, output).argmax(-1).tolist() == output
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("qwen3", 1), *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY_TOWERS)]
+)
+def test_adapters_of_what_sees(name: str, ranks: int, tmp_path: Path) -> None:
+    """One adapter of the tower and what connects it, one of the language, and none, whose images share a batch."""
+    folder = SEEING[name](tmp_path / name)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    linear = [layer for layer, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    tower = adapter(tmp_path / "tower", model, [layer for layer in linear if "visual" in layer], 8, seed=1)
+    language = adapter(tmp_path / "language", model, ["q_proj", "o_proj"], 8, seed=2)
+    asked = {
+        "prompts": [PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[1], PROMPTS[0]],
+        "seen": [0, 2, None, 0, 2, 0],
+        "lora": [str(tower), None, str(tower), None, str(tower), str(language)],
+        "sampling": GREEDY,
+    }
+    rounds = [asked, {key: value for key, value in asked.items() if key != "lora"}]
+    engine = SETTINGS | {"model": str(folder), "max_model_len": 256, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "enable_tower_connector_lora": True}
+    environ = {"NPU_SIMULATOR_DEVICES": str(ranks), "NPU_SIMULATOR_MEMORY": "2GiB"}
+    scenario = {"engine": engine | {"tensor_parallel_size": ranks}, "rounds": rounds}
+    (run,) = run_scenarios(tmp_path, [scenario], environ)
+    whose = {None: judges.of_seeing(model, folder)}
+    whose |= {str(path): judges.of_seeing(merged(model, path), folder) for path in (tower, language)}
+    for number, one in enumerate(rounds):
+        for request, output in zip(judges.requests(one), run.tokens(number), strict=True):
+            assert whose[request.get("lora")](request, output).argmax(-1).tolist() == output
+    assert run.tokens(0)[0] != run.tokens(1)[0]
 
 
 @pytest.mark.nightly

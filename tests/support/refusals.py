@@ -49,6 +49,7 @@ _STAGES_OF_HEADS = {
     "pipeline_parallel_size": 2,
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
 }
+_TOWERS = {"model": "{qwen}", "enable_lora": True, "enable_tower_connector_lora": True}
 _OTHERS: tuple[Case, ...] = (
     Case({"additional_config": {"npu": {"num_thread": 1}}}, "did you mean 'num_threads'"),
     Case(
@@ -67,6 +68,11 @@ _OTHERS: tuple[Case, ...] = (
     Case({"pipeline_parallel_size": 2, "speculative_config": _NGRAM}, "drafts by EAGLE-3 and .*, not by ngram"),
     Case(_STAGES_OF_HEADS, "Drafts beside pipeline stages need the V2 model runner", _V1),
     Case(_STAGES_OF_HEADS | {"async_scheduling": False}, "scheduled ahead: leave out --no-async-scheduling"),
+    Case(_TOWERS | {"limit_mm_per_prompt": {"image": 1}}, "Adapters of what sees count images alone"),
+    Case(
+        _TOWERS | {"limit_mm_per_prompt": {"video": 0}, "mm_encoder_tp_mode": "data"},
+        "vLLM gives each rank the adapters of all images: leave out --mm-encoder-tp-mode",
+    ),
     Case({"model": "{mixture}", "enable_lora": True, "quantization": "fp8"}, "no npu kernels for quantised experts"),
     Case({}, r"there is no C\+\+ compiler", _V2 | {"CXX": "no-such-compiler", "TRITON_CACHE_DIR": "an-empty-folder"}),
     Case({}, "npu was not Triton's one device when vLLM was imported", _V2 | {"TRITON_BACKENDS_IN_TREE": "1"}),

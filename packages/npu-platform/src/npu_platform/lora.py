@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 if TYPE_CHECKING:
@@ -159,14 +164,24 @@ def _add_experts(
     add: bool,
     weights: Tensor | None = None,
 ) -> None:
-    """Add x A_i^T B_i^T to y [rows, N], A_i and B_i by each row's adapter and expert; `weights`: float32 [rows, 1]."""
+    """Add x A_i^T B_i^T to y [rows, N], A_i and B_i by each row's adapter and expert; `weights`: float32 [rows, 1].
+
+    With --fully-sharded-loras each rank has some rows of the first layer's A, whose products are put side by side, and
+    some rows of the second's B, for its own columns of y: there the ranks' products, each of a part of x, are summed.
+    """
     products = x.new_empty(len(weights_a), x.shape[0], weights_a[0].shape[-2], dtype=torch.float32)
     stacks, index = _by_pair(weights_a, expert, adapter)
     _shrink(products, x, stacks, index, 1.0)
     if weights is not None:
         products *= weights
     stacks, index = _by_pair(weights_b, expert, adapter)
-    _expand(y, products, stacks, index, [stack.shape[-2] for stack in stacks], 0, add)
+    columns, offset = [stack.shape[-2] for stack in stacks], 0
+    if products.shape[-1] < stacks[0].shape[-1]:
+        products = tensor_model_parallel_all_gather(products)
+    if sum(columns) < y.shape[-1]:
+        products = tensor_model_parallel_all_reduce(products)
+        offset = get_tensor_model_parallel_rank() * sum(columns)
+    _expand(y, products, stacks, index, columns, offset, add)
 
 
 def _by_pair(stacks: Sequence[Tensor], expert: Tensor, adapter: Tensor) -> tuple[list[Tensor], Tensor]:

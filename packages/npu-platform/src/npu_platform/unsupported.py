@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         ECTransferConfig,
         KernelConfig,
         KVTransferConfig,
-        LoRAConfig,
         ModelConfig,
         MultiModalConfig,
         SpeculativeConfig,
@@ -45,6 +44,7 @@ _DRAFTS_WITHOUT_CACHE = ("ngram", "suffix", "medusa", "custom_class")
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")  # heads that vLLM drafts with in ways of their own
 _IMAGES = AttentionBackendEnum.TORCH_SDPA
 _MTP_BESIDE_STAGES = "DeepSeekMTPModel"
+_TOWERS_WITH_ADAPTERS = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
 _WITHOUT_STAGES = "GraniteMoeHybridForCausalLM"  # whose state-space layers are asked for where another stage has them
 _ALL_TO_ALL = "allgather_reducescatter"  # of any collectives; the others are libraries for GPUs
 _SUM_OF_TWO = 2  # is the same in either order
@@ -102,8 +102,8 @@ def _model(vllm_config: VllmConfig) -> Iterator[str]:
         yield from _experts(vllm_config)
     if model.quantization == "bitsandbytes":
         yield from _bitsandbytes(model)
-    if vllm_config.lora_config is not None:
-        yield from _lora(vllm_config.lora_config)
+    if vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora:
+        yield from _adapters_of_towers(model)
     if model.is_hybrid or model.is_attention_free:
         yield from _states(vllm_config, model)
     if model.enable_nccl_comm_suspend:
@@ -137,9 +137,26 @@ def _bitsandbytes(model: ModelConfig) -> Iterator[str]:
         yield "The experts of vllm-bnb-plugin need Triton kernels of GPUs: leave out --quantization, or pass npu_int8."
 
 
-def _lora(lora: LoRAConfig) -> Iterator[str]:
-    if lora.enable_tower_connector_lora:
-        yield "Adapters change the language model alone on npu: leave out --enable-tower-connector-lora."
+def _adapters_of_towers(model: ModelConfig) -> Iterator[str]:
+    """Refuse towers whose rows are not those that vLLM's runners list the adapters of, from the first image on."""
+    if model.architecture not in _TOWERS_WITH_ADAPTERS:
+        yield (
+            f"Adapters of what sees are known to be right in {' and '.join(_TOWERS_WITH_ADAPTERS)} only: leave out "
+            "--enable-tower-connector-lora."
+        )
+    media = model.multimodal_config
+    if media is None:
+        return
+    if media.mm_encoder_tp_mode == "data":
+        yield (
+            "vLLM gives each rank the adapters of all images: leave out --mm-encoder-tp-mode, or "
+            "--enable-tower-connector-lora."
+        )
+    if media.enable_mm_embeds or (media.get_limit_per_prompt("image") and media.get_limit_per_prompt("video")):
+        yield (
+            "Adapters of what sees count images alone, or videos alone: pass --limit-mm-per-prompt "
+            "'{\"video\": 0}' and leave out --enable-mm-embeds, or leave out --enable-tower-connector-lora."
+        )
 
 
 def _media(media: MultiModalConfig) -> Iterator[str]:
@@ -176,8 +193,12 @@ def _experts(vllm_config: VllmConfig) -> Iterator[str]:
         yield f"Mixture-of-experts models need the kernels of npu-ops: {_way_to_ops()}, or serve a dense model."
     if vllm_config.lora_config is not None and vllm_config.quant_config is not None:
         yield "Adapters have no npu kernels for quantised experts: leave out --enable-lora."
-    if vllm_config.lora_config is not None and vllm_config.lora_config.fully_sharded_loras:
-        yield "Each rank holds one whole matrix of an adapter of experts on npu: leave out --fully-sharded-loras."
+    shared_out = vllm_config.lora_config is not None and vllm_config.lora_config.fully_sharded_loras
+    if shared_out and vllm_config.parallel_config.enable_expert_parallel:
+        yield (
+            "Each expert is on one rank, and so is its part of an adapter: leave out --fully-sharded-loras or "
+            "--enable-expert-parallel."
+        )
     if vllm_config.lora_config is not None and vllm_config.parallel_config.data_parallel_size > 1:
         yield "Adapters of experts stay on their data-parallel rank: leave out --enable-lora or --data-parallel-size."
     if vllm_config.parallel_config.use_sequence_parallel_moe and vllm_config.model_config.use_mla:
