@@ -105,6 +105,23 @@ def test_bad_adapters_are_refused_and_the_server_goes_on(server: Server, tmp_pat
     assert_answers(server, {"demo": None})
 
 
+@pytest.mark.nightly
+def test_ranks_refuse_an_adapter_and_go_on(adapters: dict[str, Path], tmp_path: Path) -> None:
+    """What one rank says of an adapter that is not there is not taken for its answer to the next call."""
+    settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1", "NPU_SIMULATOR_DEVICES": "2"}
+    options = (*OPTIONS, "--tensor-parallel-size", "2", "--enable-sleep-mode")
+    with serve_demo(tmp_path, *options, **settings) as server:
+        for _ in range(2):
+            nowhere = post(server, "/v1/load_lora_adapter", lora_name="no", lora_path=str(tmp_path / "nowhere"))
+            assert nowhere.status_code == 404
+            assert "No adapter found for" in nowhere.text
+        assert post(server, "/sleep?level=1").status_code == 200
+        assert post(server, "/wake_up").status_code == 200
+        loaded = post(server, "/v1/load_lora_adapter", lora_name="one", lora_path=str(adapters["one"]))
+        assert loaded.status_code == 200, loaded.text
+        assert_answers(server, {"demo": None, "one": adapters["one"]})
+
+
 PINNED = """
 import json, sys
 from vllm import LLM, SamplingParams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.v1.executor.multiproc_executor import WorkerProc
 
 from npu_platform import compat
 from npu_platform.distributed import EXECUTOR, choose_executor, is_multiprocessing
-from npu_platform.distributed.executor import LocalAnswers, RemoteAnswers
+from npu_platform.distributed.executor import AllAnswers, LocalAnswers, RemoteAnswers
+
+SUCCESS, FAILURE = WorkerProc.ResponseStatus.SUCCESS, WorkerProc.ResponseStatus.FAILURE
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,58 @@ def test_the_limit_is_kept(pair: tuple[MessageQueue, MessageQueue]) -> None:
 def test_the_wait_ends_with_the_executor(pair: tuple[MessageQueue, MessageQueue]) -> None:
     with pytest.raises(RuntimeError, match="a rank of this engine has died"):
         answers(pair[1], failed=True).dequeue(timeout=300)
+
+
+class Said(deque[Any]):
+    """What a rank has answered, in the place of its queue."""
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        if not self:
+            raise TimeoutError(timeout)
+        return self.popleft()
+
+
+def asked_of_all(every: AllAnswers) -> list[Any]:
+    """Return the answers of all ranks, as vLLM takes them: up to the first that is an error."""
+    taken = []
+    for answers in every:
+        status, result = answers.dequeue(timeout=0)
+        taken.append(result)
+        if status != SUCCESS:
+            break
+    return taken
+
+
+def test_an_error_of_a_rank_leaves_nothing_to_the_next_call() -> None:
+    ranks = [Said(), Said(), Said()]
+    every: Any = AllAnswers(ranks)  # type: ignore[arg-type]
+    for call in ("wrong", "wrong again", "right"):
+        for number, rank in enumerate(ranks):
+            rank.append((FAILURE if call != "right" and number > 0 else SUCCESS, f"{call} {number}"))
+    assert asked_of_all(every) == ["wrong 0", "wrong 1"]
+    assert asked_of_all(every) == ["wrong again 0", "wrong again 1"]
+    assert asked_of_all(every) == ["right 0", "right 1", "right 2"]
+    ranks[0].append((FAILURE, "alone"))
+    assert every[0].dequeue() == (FAILURE, "alone"), "of a call that one rank answers"
+    for rank in ranks:
+        rank.append((SUCCESS, "after"))
+    assert asked_of_all(every) == ["after"] * 3
+
+
+def test_an_answer_that_comes_too_late_is_not_the_next_calls() -> None:
+    ranks = [Said(), Said()]
+    every: Any = AllAnswers(ranks)  # type: ignore[arg-type]
+    ranks[0].append((SUCCESS, "in time"))
+    with pytest.raises(TimeoutError):
+        asked_of_all(every)
+    ranks[1].append((SUCCESS, "late"))
+    for rank in ranks:
+        rank.append((SUCCESS, "next"))
+    assert asked_of_all(every) == ["next", "next"]
+    with pytest.raises(TimeoutError):
+        every[1].dequeue(timeout=0)
+    ranks[1].extend([(SUCCESS, "late"), (SUCCESS, "next")])
+    assert every[-1].dequeue() == (SUCCESS, "next")
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 
 from npu_platform import compat
 from npu_platform.distributed import calls, shares_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 LOOK_SECONDS = 1.0
@@ -31,9 +34,71 @@ class NPUMultiprocExecutor(MultiprocExecutor):
         here = self.local_world_size
         local = [LocalAnswers(queue) for queue in self.response_mqs[:here]]
         remote = [RemoteAnswers(queue, self) for queue in self.response_mqs[here:]]
-        self.response_mqs = [*local, *remote]
+        self.response_mqs = AllAnswers([*local, *remote])
         if self.rpc_broadcast_mq is not None and shares_cores():
             calls.let_ranks_sleep(self.rpc_broadcast_mq)
+
+
+class AllAnswers(Sequence["AnswersOfACall"]):
+    """The answers of all ranks; stands for the list of their queues.
+
+    vLLM 0.32 stops at the first that is an error, or does not come in time, and would take what the ranks after that
+    one answer to the same call for their answers to the next: what they owe is passed over here.
+    """
+
+    def __init__(self, queues: Sequence[MessageQueue | LocalAnswers | RemoteAnswers]) -> None:
+        self.queues = queues
+        self.owed = [0] * len(queues)
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return len(self.queues)
+
+    @overload
+    def __getitem__(self, rank: int) -> AnswersOfACall: ...
+    @overload
+    def __getitem__(self, rank: slice) -> Sequence[AnswersOfACall]: ...
+    def __getitem__(self, rank: int | slice) -> AnswersOfACall | Sequence[AnswersOfACall]:
+        """Return one rank's, for a call that nobody else answers."""
+        if isinstance(rank, slice):
+            return [self[number] for number in range(*rank.indices(len(self)))]
+        number = range(len(self))[rank]
+        return AnswersOfACall(self, number, number)
+
+    def __iter__(self) -> Iterator[AnswersOfACall]:
+        """Yield each rank's, for a call that all answer."""
+        return (AnswersOfACall(self, rank, len(self) - 1) for rank in range(len(self)))
+
+
+class AnswersOfACall:
+    """A rank's answers, the next of which is to a call that the ranks up to `last` answer."""
+
+    def __init__(self, every: AllAnswers, rank: int, last: int) -> None:
+        self._every, self._rank, self._last = every, rank, last
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        """Return the next answer that is not to an earlier call; raises what the rank's queue raises."""
+        queue, owed = self._every.queues[self._rank], self._every.owed
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while owed[self._rank]:
+                queue.dequeue(timeout=_left(deadline))
+                owed[self._rank] -= 1
+            status, result = queue.dequeue(timeout=_left(deadline))
+        except TimeoutError:
+            self._leave(self._rank)
+            raise
+        if status != WorkerProc.ResponseStatus.SUCCESS:
+            self._leave(self._rank + 1)
+        return status, result
+
+    def shutdown(self) -> None:
+        """End the queue."""
+        self._every.queues[self._rank].shutdown()
+
+    def _leave(self, first: int) -> None:
+        for rank in range(first, self._last + 1):
+            self._every.owed[rank] += 1
 
 
 class LocalAnswers:
@@ -54,7 +119,7 @@ class LocalAnswers:
                 raise TimeoutError
             compat.await_message(self._queue, seconds)
             seconds = calls.longer(seconds)
-        return self._queue.dequeue(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._queue.dequeue(timeout=_left(deadline))
 
     def shutdown(self) -> None:
         """End the queue."""
@@ -89,3 +154,7 @@ class RemoteAnswers:
     def shutdown(self) -> None:
         """End the queue."""
         self._queue.shutdown()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -7,7 +7,7 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 
 from npu_platform import compat
 from npu_platform.distributed import calls, shares_cores
-from npu_platform.distributed.executor import LocalAnswers, RemoteAnswers
+from npu_platform.distributed.executor import AllAnswers, LocalAnswers, RemoteAnswers
 from npu_platform.distributed.ray_devices import missing_devices, saying_what_is_missing
 
 
@@ -29,7 +29,7 @@ class NPURayExecutor(RayExecutorV2):
         if shares_cores():
             calls.let_ranks_sleep(self.rpc_broadcast_mq)
             queues = [LocalAnswers(queue) if compat.is_of_this_host(queue) else queue for queue in queues]
-        self.response_mqs = [RemoteAnswers(queue, self) for queue in queues]
+        self.response_mqs = AllAnswers([RemoteAnswers(queue, self) for queue in queues])
 
     def _missing_devices(self) -> str | None:
         """Return what Ray's nodes lack, while vLLM waits for their devices, which it does for half an hour."""
