@@ -82,3 +82,12 @@ def test_what_has_no_list_stays() -> None:
     find_listed_layers(config)
     assert config.quant_config.ignore is None
     find_listed_layers(SimpleNamespace(quant_config=None, model_config=None))
+
+
+def test_a_model_that_drafts_has_names_of_its_own() -> None:
+    config = config_of("LlamaForCausalLM", exclude_modules=["model.layers.0.mlp.up_proj"])
+    config.speculative_config = SimpleNamespace(draft_model_config=config.model_config)
+    for _ in range(2):
+        find_listed_layers(config)
+    both = ["model.layers.0.mlp.up_proj", "draft_model.model.layers.0.mlp.up_proj"]
+    assert config.quant_config.exclude_modules == both

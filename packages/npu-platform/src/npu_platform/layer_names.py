@@ -24,10 +24,14 @@ _MAPS = ("extra_config", "quantized_layers")
 _OF_QUARK = ("exclude", "layer_quant_config")
 """A list and a map in what vLLM keeps whole of Quark's configuration."""
 
+_DRAFTER = "draft_model."
+
 
 def find_listed_layers(vllm_config: VllmConfig) -> None:
     """Add to a checkpoint's lists and maps the names by which vLLM asks for the layers that they name."""
     config, translations = vllm_config.quant_config, _translations(vllm_config)
+    if _drafts(vllm_config):
+        translations = [*translations, *(_of_drafter(translate) for translate in translations)]
     for field in (*_LISTS, *_MAPS):
         if (names := getattr(config, field, None)) is not None:
             setattr(config, field, _with_asked_for(names, translations))
@@ -58,6 +62,16 @@ def _translations(vllm_config: VllmConfig) -> list[Callable[[str], str]]:
     if architecture == "Zamba2ForCausalLM":
         return _of_zamba(list(model.hf_config.layers_block_type).count("hybrid"))
     return [_mixer]
+
+
+def _drafts(vllm_config: VllmConfig) -> bool:
+    """Say whether the model is one that drafts for another, of which vLLM gives all layers a name of their own."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return speculative is not None and speculative.draft_model_config is vllm_config.model_config
+
+
+def _of_drafter(translate: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda name: name if name.startswith(_DRAFTER) else _DRAFTER + translate(name)
 
 
 def _of_zamba(hybrid: int) -> list[Callable[[str], str]]:
