@@ -27,6 +27,19 @@ def test_json_says_what_a_configuration_would_do(capsys: pytest.CaptureFixture[s
     assert bool(report["problems"]) != HAS_VLLM
 
 
+@pytest.mark.parametrize(
+    ("config", "blocks"), [("{}", "1"), ('{"blocks_per_chunk": 4}', "4"), ('{"block_size": 64}', None)]
+)
+def test_options_that_are_not_given_are_shown_as_they_are_taken(
+    config: str, blocks: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", "--config", config])
+    said = capsys.readouterr().out
+    assert re.findall("blocks_per_chunk = (.*)", said) == ([blocks] if blocks else [])
+    assert ("block_size = 64" in said) == (blocks is None)
+    assert "None" not in said
+
+
 @pytest.mark.parametrize("config", ['{"cpu_bytes": 1}', "[1]", "{", '{"blocks_per_chunk": 0}'])
 def test_a_wrong_configuration_is_a_problem(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", config]) == 1

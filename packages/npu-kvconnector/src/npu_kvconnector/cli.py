@@ -52,7 +52,7 @@ def check(config: str) -> dict[str, Any]:
     try:
         extra_config = json.loads(config)
         options = OffloadConfig.parse(extra_config)
-        report["options"] = dataclasses.asdict(options)
+        report["options"] = _effective(options)
         problems += [f"--config: {problem}" for problem in tier_problems(options)]
         transfer = {"kv_connector": CONNECTOR, "kv_role": "kv_both"}
         if extra_config:
@@ -61,6 +61,14 @@ def check(config: str) -> dict[str, Any]:
     except (OptionError, ValueError, TypeError, AttributeError) as error:
         problems.append(f"--config: {error}")
     return report
+
+
+def _effective(options: OffloadConfig) -> dict[str, Any]:
+    """Return the options as they are taken: `blocks_per_chunk` is 1 where nothing says otherwise."""
+    effective = dataclasses.asdict(options)
+    if options.block_size is None:
+        effective["blocks_per_chunk"] = options.blocks_per_chunk or 1
+    return effective
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,7 +120,7 @@ def _check_vllm(problems: list[str]) -> str | None:
 
 def _as_text(report: dict[str, Any]) -> str:
     lines = [f"{name}: {report[name] or 'not found'}" for name in ("connector", "npu-kvconnector", "torch", "vllm")]
-    lines += [f"  {name} = {value}" for name, value in report.get("options", {}).items()]
+    lines += [f"  {name} = {value}" for name, value in report.get("options", {}).items() if value is not None]
     if "kv_transfer_config" in report:
         lines.append(f"use: --kv-transfer-config '{json.dumps(report['kv_transfer_config'])}'")
     lines += [f"problem: {problem}" for problem in report["problems"]]

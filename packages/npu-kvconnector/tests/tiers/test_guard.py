@@ -23,6 +23,7 @@ from npu_kvconnector import metrics
 from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.tiers.breaker import BreakerState
 from npu_kvconnector.tiers.guard import GuardedTier
+from npu_kvconnector.tiers.sealed import RefusedJob
 
 CONFIG = GuardConfig(
     load_seconds=5, lookup_seconds=1, store_seconds=5, failures=3, open_seconds=10, max_open_seconds=40
@@ -345,6 +346,28 @@ def test_a_try_that_is_given_up_does_not_keep_the_breaker_half_open(guard: Guard
     assert guard.stores.state is BreakerState.OPEN
     clock.now += CONFIG.max_open_seconds
     assert guard.accepts(1)
+
+
+def test_stores_that_are_refused_open_no_breaker_and_decide_no_try(
+    guard: GuardedTier, tier: Tier, clock: Clock
+) -> None:
+    def store(result: JobResult) -> None:
+        assert guard.accepts(1)
+        guard.submit_store(job(result.job_id, A, load=False))
+        tier.ended = [result]
+        guard.get_finished_jobs()
+
+    for number in range(2 * CONFIG.failures):
+        store(RefusedJob(number, success=False))
+    assert (guard.stores.state, guard.stores.failures) == (BreakerState.CLOSED, 0)
+    while guard.stores.allows():
+        guard.stores.fail()
+    clock.now += CONFIG.open_seconds
+    for number in (100, 101):
+        store(RefusedJob(number, success=False))
+        assert guard.stores.state is BreakerState.HALF_OPEN
+    store(JobResult(102, success=True))
+    assert guard.stores.state is BreakerState.CLOSED
 
 
 def test_jobs_that_do_not_exist_are_left_out(guard: GuardedTier, tier: Tier) -> None:

@@ -63,6 +63,10 @@ class CircuitBreaker:
         self._is_trying = False
         self._pause = self._config.open_seconds
 
+    def dismiss(self) -> None:
+        """Take note of work that ended without a sign of either; while half-open, another piece of work may try."""
+        self._is_trying = False
+
     def fail(self) -> bool:
         """Take note of a failure: of work, or of a call that raised or took too long; return whether it opens."""
         self.failures += 1

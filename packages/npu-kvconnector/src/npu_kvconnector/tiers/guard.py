@@ -13,6 +13,9 @@ that it is tried. So one request waits for its answer, and the others do without
 Note [A late load]. A load that outlasts its deadline may still write to its chunk of the host tier. So requests stop
 waiting for it, but the chunk stays reserved until the tier reports the end. A tier that never does would take the host
 tier away, a try after the other: it is asked for nothing while it holds ``pending_share`` of it.
+
+Note [A store that is refused]. Where another process writes a durable store, this one's chunks are refused at once, and
+its first one after that process has ended makes this one the writer. An open breaker would keep that one back.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryT
 from npu_kvconnector import metrics
 from npu_kvconnector.tiers.breaker import BreakerState, CircuitBreaker
 from npu_kvconnector.tiers.patience import Patience
+from npu_kvconnector.tiers.sealed import RefusedJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -319,6 +323,8 @@ class GuardedTier(SecondaryTierManager):
         """Take note of a job's end and return it, with no keys that the job does not have."""
         if result.success:
             job.breaker.succeed()
+        elif isinstance(result, RefusedJob):  # see Note [A store that is refused]
+            job.breaker.dismiss()
         elif not job.is_overdue:
             self._fail(job.breaker)
         if not job.is_load:

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey, ReqContext
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
-__all__ = ["SealedTier"]
+__all__ = ["RefusedJob", "SealedTier"]
 
 logger = init_logger("vllm.npu_kvconnector")
 
 _HASH_BYTES = 32
+
+
+class RefusedJob(JobResult):
+    """Of a store that a tier which works did not take: no failure of the tier's, nor a sign that it stores."""
 
 
 class SealedTier(SecondaryTierManager):

@@ -27,10 +27,12 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 import npu_kvconnector.spec  # noqa: F401  # registers the tier
+from npu_kvconnector.config import GuardConfig
 from npu_kvconnector.errors import OptionError
 from npu_kvconnector.tiers.durable import manager
 from npu_kvconnector.tiers.durable.lock import lock_store
 from npu_kvconnector.tiers.durable.manager import DurableTierManager
+from npu_kvconnector.tiers.guard import GuardedTier
 from tests.support.offloading import offloading_config
 from tests.support.remote_tier import BLOCK, CHUNKS, Server, block_of, key_of
 
@@ -198,6 +200,30 @@ def test_a_second_server_reads_and_takes_over(
     assert second.store(2).success
     assert second.load(1, 2)[1] == [block_of(1), block_of(2)]
     assert second.counts()["is_writer"] == 1
+
+
+def test_a_reader_whose_stores_were_refused_takes_over_at_its_next_one(
+    serve: Callable[..., DurableServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_kvconnector.tiers.durable.manager._TRY_AGAIN", 0.0)
+    first = serve()
+    first.store(1)
+    first.tier.shutdown()
+    lock = lock_store(tmp_path / "store")  # as another process that writes
+    reader = serve()
+    guard = GuardedTier(reader.tier, GuardConfig(), label="1:durable", num_chunks=CHUNKS, blocks_per_chunk=1)
+
+    def store(number: int) -> bool:
+        assert guard.accepts(1)
+        guard.submit_store(reader.job([number], is_promotion=False))
+        guard.drain_jobs()
+        (result,) = guard.get_finished_jobs()
+        return result.success
+
+    assert not any(store(2) for _ in range(2 * GuardConfig().failures))
+    os.close(lock)
+    assert store(2)
+    assert reader.counts()["is_writer"] == 1
 
 
 def test_of_servers_that_start_together_one_waits_for_the_other(

@@ -50,7 +50,7 @@ from npu_kvconnector.tiers.durable.reader import LOOK_AGAIN, StoreReader
 from npu_kvconnector.tiers.durable.store import DurableStore, Record
 from npu_kvconnector.tiers.durable.threads import DaemonPool
 from npu_kvconnector.tiers.priority import step_back
-from npu_kvconnector.tiers.sealed import SealedTier
+from npu_kvconnector.tiers.sealed import RefusedJob, SealedTier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -287,16 +287,18 @@ class DurableTierManager(SealedTier):
         self, job_id: JobId, keys: list[OffloadKey], chunks: Iterable[int], asked: float, *, is_whole: bool
     ) -> None:
         """Store the blocks of a job of that time, which are all of them where it is whole."""
-        began, done = time.monotonic(), 0
+        began, done, end = time.monotonic(), 0, JobResult
         try:
             store = self._writer()
-            pairs = list(zip(keys, chunks, strict=True))
+            if store is None and self._is_reader():
+                end = RefusedJob
+            pairs = list(zip(keys, chunks, strict=True)) if store is not None else []
             for first in range(0, len(pairs), self._blocks_of_a_write):
                 # Other jobs may wait behind this one, and have the same time.
                 pace = asked + self._unhurried_store * first / max(self._waiting, 1)
                 self._hurry.wait(self._restraint.rest(pace - time.monotonic()))
                 some = pairs[first : first + self._blocks_of_a_write]
-                if store is not None and self._put(store, some, asked):
+                if self._put(store, some, asked):
                     done += len(some)
                 self._moves += 1
         except Exception:  # a fault of ours must not leave the job open for ever
@@ -307,7 +309,7 @@ class DurableTierManager(SealedTier):
                 self._note_stored(keys)
             seconds, size = time.monotonic() - began, done * self.block_size_bytes
             is_stored = is_whole and done == len(keys)
-            self._results.put(JobResult(job_id, success=is_stored, transfer_time=seconds, transfer_bytes=size))
+            self._results.put(end(job_id, success=is_stored, transfer_time=seconds, transfer_bytes=size))
             with self._idle:
                 self._waiting -= len(keys)
                 self._stores -= 1
@@ -489,6 +491,10 @@ class DurableTierManager(SealedTier):
             "past the page cache" if store.is_direct else "through the page cache",
         )
         return store
+
+    def _is_reader(self) -> bool:
+        """Return whether another process writes the store, as far as is known."""
+        return self._store is not None and not isinstance(self._store, DurableStore)
 
     def _writer(self) -> DurableStore | None:
         """Return the store if this process may write it; now and then try to become the writer."""
