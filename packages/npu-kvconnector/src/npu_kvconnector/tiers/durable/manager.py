@@ -298,7 +298,7 @@ class DurableTierManager(SealedTier):
                 pace = asked + self._unhurried_store * first / max(self._waiting, 1)
                 self._hurry.wait(self._restraint.rest(pace - time.monotonic()))
                 some = pairs[first : first + self._blocks_of_a_write]
-                if self._put(store, some, asked):
+                if store is not None and self._put(store, some, asked):
                     done += len(some)
                 self._moves += 1
         except Exception:  # a fault of ours must not leave the job open for ever
