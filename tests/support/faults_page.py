@@ -133,6 +133,9 @@ its requests have so many seconds to end, and new ones are answered with status 
   heard of it and waits on: set `KillMode=mixed` and a `TimeoutStopSec=` that you can wait, after which all is killed.
   Kubernetes kills after `terminationGracePeriodSeconds`.
 - A server whose engine has died ends with 0: set `Restart=always`.
+- Ctrl-C in a terminal reaches the engine as well as the server. With clients that ask again as soon as they are cut off, three
+  of eleven such servers (one and two ranks, on npu alone) still waited for their connections 20 s later, with no engine: end
+  them by SIGKILL.
 - A call that waits for the engine as it dies (`/sleep`, `/wake_up`, `/reset_prefix_cache`) is never answered, and the server,
   which waits for that answer, ends by SIGKILL alone: watch `/health`, which has no connection then.
 - Each start leaves some empty sockets, named by a UUID, and a file `vllm_dist_*` in `/tmp`: `PrivateTmp=yes`, or a folder of its
